@@ -23,8 +23,8 @@ use crate::store::StoreError;
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// How many chats are forwarded at once, and how many events of each in a row.
-const CHATS: usize = 256;
-const TURN: usize = 8;
+const CHATS: usize = 128;
+const TURN: usize = 32;
 
 /// The time limit of an acceptance for which nobody waits.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -118,66 +118,54 @@ impl<Q: Queue> Shared<Q> {
     /// Forwards what can be forwarded now. Errors are those of the file.
     async fn forward(&self, refusals: &HashMap<EventId, u32>) -> Result<Round, StoreError> {
         let _forwarding = self.forwarding.lock().await;
-        let quiet = self.gate.quiet();
+        let since = self.gate.quiet();
         if self.holds_leases.swap(true, Ordering::Relaxed) {
             self.with_room(|| self.file.expire_leases()).await?;
         }
-        let round = self.forward_chats(refusals).await?;
-        // Those that could not be forwarded are taken still.
-        let is_clean = round.failed.is_none();
-        self.holds_leases.store(!is_clean, Ordering::Relaxed);
-        if let Some(quiet) = quiet
-            && is_clean
-            && round.accepted == 0
-            && self.file.stats().await?.unsettled() == 0
-        {
-            self.gate.empty(quiet);
-        }
-        while self.with_room(|| self.file.purge(Duration::ZERO)).await? {}
-        Ok(round)
-    }
-
-    /// Forwards chats side by side, until one fails, none is left, or it is time to measure the file.
-    async fn forward_chats(&self, refusals: &HashMap<EventId, u32>) -> Result<Round, StoreError> {
         let take = Take {
             lease: LEASE,
             kinds: Kinds::all(),
         };
-        let mut round = Round::default();
-        let mut chats = FuturesUnordered::new();
-        let (mut forgotten, mut since) = (Arc::new(ForgottenChats::new()), None);
-        let mut has_more = true;
-        loop {
-            let room = CHATS - chats.len();
-            if has_more && room >= CHATS / 2 {
-                let claims = self.with_room(|| self.file.claim(&take, room, room));
-                let claims = claims.await?;
-                has_more = claims.events.len() == room;
-                round.next_due = claims.next_due;
-                let oldest = claims.events.iter().map(event::spooled_at).min();
-                if oldest.is_some() && (since.is_none() || oldest < since) {
-                    match self.forgotten(oldest).await {
-                        Ok(all) => (forgotten, since) = (Arc::new(all), oldest),
-                        Err(error) => {
-                            round.failed = Some((claims.events[0].lease.id, error));
-                            has_more = false;
-                            continue;
-                        }
-                    }
-                }
-                for first in claims.events {
-                    let forgotten = Arc::clone(&forgotten);
-                    chats.push(self.forward_chat(first, &take, forgotten, refusals));
-                }
+        let claims = self.with_room(|| self.file.claim(&take, CHATS, CHATS));
+        let claims = claims.await?;
+        let mut round = Round {
+            next_due: claims.next_due,
+            ..Round::default()
+        };
+        if claims.events.is_empty() {
+            if let Some(since) = since
+                && self.file.stats().await?.unsettled() == 0
+            {
+                // It waits for the disk, and for all before it.
+                let identity = self.identity.load(Ordering::Relaxed);
+                self.with_room(|| self.file.set_spool_of(identity)).await?;
+                self.gate.empty(since);
             }
-            let Some(chat) = chats.next().await else {
-                break;
-            };
+            self.holds_leases.store(false, Ordering::Relaxed);
+            return Ok(round);
+        }
+        let oldest = claims.events.iter().map(event::spooled_at).min();
+        let forgotten = match self.forgotten(oldest).await {
+            Ok(forgotten) => forgotten,
+            Err(error) => {
+                round.failed = Some((claims.events[0].lease.id, error));
+                return Ok(round);
+            }
+        };
+        let chats = claims.events.into_iter();
+        let mut chats: FuturesUnordered<_> = chats
+            .map(|first| self.forward_chat(first, &take, &forgotten, refusals))
+            .collect();
+        while let Some(chat) = chats.next().await {
             let (accepted, failed) = chat?;
             round.accepted += accepted;
-            has_more &= failed.is_none() && !self.is_due();
             round.failed = round.failed.or(failed);
         }
+        drop(chats);
+        // Those that could not be forwarded are taken still.
+        let is_clean = round.failed.is_none();
+        self.holds_leases.store(!is_clean, Ordering::Relaxed);
+        while self.with_room(|| self.file.purge(Duration::ZERO)).await? {}
         Ok(round)
     }
 
@@ -186,7 +174,7 @@ impl<Q: Queue> Shared<Q> {
         &self,
         first: TakenEvent,
         take: &Take,
-        forgotten: Arc<ForgottenChats>,
+        forgotten: &ForgottenChats,
         refusals: &HashMap<EventId, u32>,
     ) -> Result<(usize, Option<(EventId, StoreError)>), StoreError> {
         let mut next = Some(first);
@@ -196,7 +184,7 @@ impl<Q: Queue> Shared<Q> {
             let is_refused = refusals
                 .get(&id)
                 .is_some_and(|tries| *tries >= MOST_REFUSALS);
-            let settlement = match self.forward_one(&taken, &forgotten).await {
+            let settlement = match self.forward_one(&taken, forgotten).await {
                 Ok(settlement) => settlement,
                 Err(error) if is_refused => refused(id, &Chain(&error).to_string()),
                 Err(error) => return Ok((accepted, Some((id, error)))),

@@ -634,7 +634,7 @@ async fn an_event_is_put_aside_only_while_others_are_accepted() {
         advance(Duration::from_millis(100)).await;
     }
     assert_eq!(desk.spooled.refused().await.unwrap(), 0);
-    assert_eq!(desk.spooled.status().events, 1);
+    assert_eq!(desk.spooled.flush(Duration::ZERO).await, 1);
     assert_eq!(log.events().len(), 1, "{}", log.text());
 }
 

@@ -55,32 +55,25 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
         delete_body(tx, *seq)?;
     }
     let expired = some(&mut *tx.prepare(EXPIRED)?, tx.now)?;
-    delete(tx, &expired)?;
+    if !expired.is_empty() {
+        let last = accept::last(tx)?;
+        chats::remove(tx, &expired, last)?;
+        for seq in &expired {
+            delete_body(tx, *seq)?;
+            tx.prepare(DELETE_FAILURES)?.execute([seq])?;
+            actions::unlink(tx, *seq)?;
+            let delete = match *seq == last {
+                true => KEEP_NUMBER,
+                false => DELETE,
+            };
+            tx.prepare(delete)?.execute([seq])?;
+        }
+    }
     if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? || counts::purge(tx)? {
         return Ok(true);
     }
     kinds::purge(tx)?;
     Ok(false)
-}
-
-/// Deletes events, with all that belongs to them.
-pub(super) fn delete(tx: &mut Tx<'_>, events: &[i64]) -> Result<()> {
-    if events.is_empty() {
-        return Ok(());
-    }
-    let last = accept::last(tx)?;
-    chats::remove(tx, events, last)?;
-    for seq in events {
-        delete_body(tx, *seq)?;
-        tx.prepare(DELETE_FAILURES)?.execute([seq])?;
-        actions::unlink(tx, *seq)?;
-        let delete = match *seq == last {
-            true => KEEP_NUMBER,
-            false => DELETE,
-        };
-        tx.prepare(delete)?.execute([seq])?;
-    }
-    Ok(())
 }
 
 fn some(statement: &mut Statement<'_>, until: i64) -> Result<Vec<i64>> {

@@ -51,8 +51,8 @@ impl SqliteQueue {
         set.await
     }
 
-    /// Settles an event, and deletes it if its queue has it. Not on the disk at once: one that comes back after a loss of
-    /// power is a duplicate for the queue.
+    /// Settles an event, and deletes its body if its queue has it. This does not wait for the disk: an event that comes back
+    /// after a loss of power is a duplicate for the queue, for as long as that keeps its key.
     pub(crate) async fn forwarded(
         &self,
         lease: &EventLease,
@@ -64,7 +64,7 @@ impl SqliteQueue {
             let next = next.as_ref().filter(|_| is_awaited);
             let settled = settle::settle(tx, &lease, &settlement, next)?;
             if matches!(settlement, Settlement::Handled) && !matches!(settled, Settled::Lost) {
-                purge::delete(tx, &[lease.id.0])?;
+                purge::delete_body(tx, lease.id.0)?;
             }
             Ok(settled)
         })
