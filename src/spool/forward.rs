@@ -136,7 +136,7 @@ impl<Q: Queue> Shared<Q> {
             if let Some(since) = since
                 && self.file.stats().await?.unsettled() == 0
             {
-                // It waits for the disk, and for all before it.
+                // It waits for the disk, so that the settlements before it are there, too.
                 let identity = self.identity.load(Ordering::Relaxed);
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.gate.empty(since);

@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
-use super::{SqliteQueue, purge, settle};
+use super::SqliteQueue;
 use crate::inbox::event::{EventLease, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::sqlite::engine::{Need, PAGE, Tx, clock};
@@ -51,24 +51,15 @@ impl SqliteQueue {
         set.await
     }
 
-    /// Settles an event, and deletes its body if its queue has it. This does not wait for the disk: an event that comes back
-    /// after a loss of power is a duplicate for the queue, for as long as that keeps its key.
+    /// Settles an event, which does not wait for the disk: one that comes back after a loss of power is a duplicate for the
+    /// queue, for as long as that keeps its key.
     pub(crate) async fn forwarded(
         &self,
         lease: &EventLease,
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
-        self.run_for(Need::Write, move |tx, is_awaited| {
-            let next = next.as_ref().filter(|_| is_awaited);
-            let settled = settle::settle(tx, &lease, &settlement, next)?;
-            if matches!(settlement, Settlement::Handled) && !matches!(settled, Settled::Lost) {
-                purge::delete_body(tx, lease.id.0)?;
-            }
-            Ok(settled)
-        })
-        .await
+        self.settle_as(Need::Write, lease, settlement, next).await
     }
 
     /// Ends all leases: for the one process that has the file, while it holds none.
