@@ -1,7 +1,6 @@
 //! A lease on a key: claimed, renewed while its run lasts, and settled when the run ends. When it is lost, `attempt` drops
 //! the work. Those of events are in `inbox/worker/leases.rs`.
 
-use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,11 +16,10 @@ use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
 use super::secrets::NotedSecrets;
 use super::settle::Tries;
-use crate::deadline::Deadline;
 use crate::error::Chain;
 use crate::outcome::Outcome;
 use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
-use crate::telemetry::{CallError, CallTarget, Observers};
+use crate::telemetry::{Call, CallTarget, Observers};
 
 /// A store, and how leases on its keys are held.
 #[derive(Clone, Debug)]
@@ -101,19 +99,10 @@ impl<St: Store> Leases<St> {
     }
 
     /// Calls the store, within its time limit.
-    pub(super) async fn call<T, E: CallError>(
-        &self,
-        operation: &'static str,
-        call: impl Future<Output = Result<T, E>>,
-    ) -> Result<T, E> {
-        let observed = self.observers.begin(CallTarget::Store, operation);
-        let result = tokio::select! {
-            biased;
-            result = call => result,
-            () = Deadline::new(self.limits.store_timeout) => Err(StoreError::timed_out().into()),
-        };
-        observed.end(&result);
-        result
+    pub(super) fn call<C>(&self, operation: &'static str, call: C) -> Call<'_, C> {
+        let limit = Some(self.limits.store_timeout);
+        self.observers
+            .call(CallTarget::Store, operation, limit, call)
     }
 
     /// How long a key is claimed at a time.

@@ -124,7 +124,8 @@ impl<Q: Queue> Service<Request<Verified>> for Accept<Q> {
         if !headers.is_empty() {
             delivery = delivery.with_headers(headers);
         }
-        let accepting = accept(self.inbox.clone(), delivery, answer);
+        // Boxed, because a task is copied several times.
+        let accepting = Box::pin(accept(self.inbox.clone(), delivery, answer));
         // A task, because an event that was taken must be handled even if the client disconnects.
         tokio::spawn(accepting.in_current_span());
         AcceptFuture {

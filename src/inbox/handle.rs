@@ -1,12 +1,11 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderName;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
 use super::actions::{Action, By, Which};
 use super::backlog::Backlog;
@@ -24,7 +23,7 @@ use crate::event::{EventKind, SenderPolicy};
 use crate::execution::{Defaults, Given, Limits};
 use crate::lock::lock;
 use crate::store::{EventKey, StoreError};
-use crate::telemetry::{CallTarget, Observer, Observers};
+use crate::telemetry::{Call, CallTarget, Observer, Observers};
 
 /// Accepts events into a [`Queue`], and lists and changes them.
 ///
@@ -66,29 +65,20 @@ pub(crate) struct Settings {
 
 impl Settings {
     /// Calls the queue.
-    pub(super) async fn call<T>(
-        &self,
-        operation: &'static str,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        let observed = self.observers.begin(CallTarget::Queue, operation);
-        let result = call.await;
-        observed.end(&result);
-        result
+    pub(super) fn call<C>(&self, operation: &'static str, call: C) -> Call<'_, C> {
+        self.observers
+            .call(CallTarget::Queue, operation, None, call)
     }
 
     /// Calls the queue within a time limit.
-    pub(super) async fn call_within<T>(
+    pub(super) fn call_within<C>(
         &self,
         limit: Duration,
         operation: &'static str,
-        call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, StoreError> {
-        self.call(operation, async {
-            let result = timeout(limit, call).await;
-            result.unwrap_or_else(|_| Err(StoreError::timed_out()))
-        })
-        .await
+        call: C,
+    ) -> Call<'_, C> {
+        self.observers
+            .call(CallTarget::Queue, operation, Some(limit), call)
     }
 }
 

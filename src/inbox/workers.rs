@@ -43,11 +43,9 @@ pub(super) trait Local: Send + Sync {
 }
 
 impl Workers {
-    /// Adds a worker, until its place is left.
-    pub(super) fn register(&self, worker: Arc<dyn Local>) -> Place {
-        let mut all = lock(&self.all);
-        let number = all.last().map_or(0, |last| last.number + 1);
-        all.push(Registered { number, worker });
+    /// Adds a worker, until its place is left. No other one has its number.
+    pub(super) fn register(&self, number: usize, worker: Arc<dyn Local>) -> Place {
+        lock(&self.all).push(Registered { number, worker });
         Place {
             workers: self.clone(),
             number,
@@ -97,8 +95,16 @@ impl Workers {
 
     /// Makes all workers ask the queue for events.
     pub(super) fn wake(&self) {
+        // It is no worker's number.
+        self.wake_others(0);
+    }
+
+    /// Makes all workers but one ask the queue for events.
+    pub(super) fn wake_others(&self, number: usize) {
         for registered in &*lock(&self.all) {
-            registered.worker.wake();
+            if registered.number != number {
+                registered.worker.wake();
+            }
         }
     }
 }

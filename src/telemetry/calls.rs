@@ -1,15 +1,30 @@
-//! Observes calls of stores and queues.
+//! Limits the time of calls of stores and queues, and observes them.
 
 use std::error::Error;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use futures_util::FutureExt;
+use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::observer::{CallEnded, CallTarget, Observation, Observers};
+use crate::deadline::Deadline;
 use crate::store::{SettleError, StoreError};
 
-/// A call that has begun.
-#[must_use = "it reports nothing until it ends"]
-pub(crate) struct Call<'a>(Option<Begun<'a>>);
+pin_project! {
+    /// A call that fails if it takes longer than its limit. One that is dropped before its end is not reported.
+    // Not an `async fn`, which would make room for the call several times over.
+    #[must_use = "futures do nothing unless polled"]
+    pub(crate) struct Call<'a, C> {
+        #[pin]
+        call: C,
+        limit: Option<Deadline>,
+        begun: Option<Begun<'a>>,
+    }
+}
 
 struct Begun<'a> {
     observers: &'a Observers,
@@ -20,23 +35,44 @@ struct Begun<'a> {
 
 impl Observers {
     #[inline]
-    pub(crate) fn begin(&self, target: CallTarget, operation: &'static str) -> Call<'_> {
-        Call(self.any().then(|| Begun {
-            observers: self,
-            target,
-            operation,
-            started: Instant::now(),
-        }))
+    pub(crate) fn call<C>(
+        &self,
+        target: CallTarget,
+        operation: &'static str,
+        limit: Option<Duration>,
+        call: C,
+    ) -> Call<'_, C> {
+        Call {
+            call,
+            limit: limit.map(Deadline::new),
+            begun: self.any().then(|| Begun {
+                observers: self,
+                target,
+                operation,
+                started: Instant::now(),
+            }),
+        }
     }
 }
 
-impl Call<'_> {
-    /// Reports the end of the call. A call that is dropped instead is not reported.
+impl<T, E: CallError, C: Future<Output = Result<T, E>>> Future for Call<'_, C> {
+    type Output = Result<T, E>;
+
     #[inline]
-    pub(crate) fn end<T, E: CallError>(self, result: &Result<T, E>) {
-        if let Some(begun) = self.0 {
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, E>> {
+        let this = self.project();
+        let result = match (this.call.poll(cx), this.limit) {
+            (Poll::Ready(result), _) => result,
+            (Poll::Pending, None) => return Poll::Pending,
+            (Poll::Pending, Some(limit)) => {
+                ready!(limit.poll_unpin(cx));
+                Err(StoreError::timed_out().into())
+            }
+        };
+        if let Some(begun) = this.begun.take() {
             begun.report(result.as_ref().err().and_then(CallError::failure));
         }
+        Poll::Ready(result)
     }
 }
 

@@ -49,7 +49,7 @@ mod tally;
 mod watch;
 
 pub use self::budget::{FailureBudget, Spent};
-pub(crate) use self::calls::CallError;
+pub(crate) use self::calls::Call;
 #[cfg(feature = "metrics")]
 pub(crate) use self::gauges::Gauges;
 #[cfg(all(feature = "metrics", feature = "moka"))]

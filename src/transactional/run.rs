@@ -4,8 +4,9 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::{FutureExt, TryFutureExt};
 use sqlx::{Connection, PgConnection, PgTransaction};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use super::handler::TransactionalHandler;
 use super::transactions::Transactions;
@@ -19,7 +20,7 @@ use crate::outcome::Outcome;
 use crate::postgres::keys::transaction::{Busy, CommitError, Inserted, TxId};
 use crate::postgres::lease::TransactionalLease;
 use crate::store::{EventKey, Identity, StoreError, StoreErrorKind};
-use crate::telemetry::{AttemptWatch, CallTarget, Observers};
+use crate::telemetry::{AttemptWatch, Call, CallTarget, Observers};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -250,7 +251,6 @@ impl Transactions {
         begun: &TxId,
         lease: Option<&TransactionalLease>,
     ) -> Result<(), Outcome> {
-        let observed = self.observers.begin(CallTarget::Store, "commit");
         let mut is_sent = false;
         let commit = async {
             let prepared = self.store.prepare_commit(&mut transaction, begun, lease);
@@ -258,14 +258,14 @@ impl Transactions {
             is_sent = true;
             self.store.commit(transaction, lease).await
         };
-        let confirmed = match timeout(self.limits.store_timeout, commit).await {
-            Ok(Err(CommitError::Unknown(error))) => {
+        let commit = commit.map(|committed| match committed {
+            Err(CommitError::Unknown(error)) => {
                 Err(StoreError::new(StoreErrorKind::Unavailable, error))
             }
-            Ok(committed) => Ok(committed),
-            Err(_) => Err(StoreError::timed_out()),
-        };
-        observed.end(&confirmed);
+            committed => Ok(committed),
+        });
+        let limit = self.limits.store_timeout;
+        let confirmed = self.observe("commit", limit, commit).await;
         match confirmed {
             Ok(Ok(())) => Ok(()),
             Ok(Err(CommitError::LeaseLost)) => Err(Outcome::LeaseLost),
@@ -283,25 +283,28 @@ impl Transactions {
         }
     }
 
-    async fn step<T>(
+    fn step<T>(
         &self,
         operation: &'static str,
         step: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, Outcome> {
-        self.call(operation, self.limits.store_timeout, step).await
+    ) -> impl Future<Output = Result<T, Outcome>> {
+        self.call(operation, self.limits.store_timeout, step)
     }
 
-    async fn call<T>(
+    fn call<T>(
         &self,
         operation: &'static str,
         limit: Duration,
         call: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, Outcome> {
-        let observed = self.observers.begin(CallTarget::Store, operation);
-        let result = timeout(limit, call).await;
-        let result = result.unwrap_or_else(|_| Err(StoreError::timed_out()));
-        observed.end(&result);
-        result.map_err(|error| self.unavailable(error))
+    ) -> impl Future<Output = Result<T, Outcome>> {
+        let called = self.observe(operation, limit, call);
+        called.map_err(|error| self.unavailable(error))
+    }
+
+    fn observe<C>(&self, operation: &'static str, limit: Duration, call: C) -> Call<'_, C> {
+        let limit = Some(limit);
+        self.observers
+            .call(CallTarget::Store, operation, limit, call)
     }
 
     fn unavailable(&self, error: StoreError) -> Outcome {

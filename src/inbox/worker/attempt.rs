@@ -3,6 +3,7 @@
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
@@ -10,7 +11,7 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
-use super::super::event::{EventState, Failure, Settlement, Take, TakenEvent};
+use super::super::event::{EventLease, EventState, Failure, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
 use super::super::records::PastFailure;
 use super::super::trip::{Changed, Probe, handler_works};
@@ -30,35 +31,39 @@ pub(super) struct Attempt<Q> {
     /// When its lease was requested.
     pub(super) asked: Instant,
     /// Whether it has crashed before.
-    pub(super) suspect: Option<Tried<Q>>,
+    pub(super) suspect: Option<Box<Tried<Q>>>,
     /// Whether it is the probe of a tripped kind.
-    pub(super) probe: Option<Tried<Q>>,
+    pub(super) probe: Option<Box<Tried<Q>>>,
 }
 
 /// The number of events of one lane in a row after which another lane has its turn.
 const LANE_TURN: u32 = 32;
 
+/// The time after a settlement in which a worker asks a queue that is not shared for what becomes due.
+const CLAIM_AFTER: Duration = Duration::from_millis(1);
+
 /// Handles an event, and those of its lane that follow.
-pub(super) async fn run<Q: Queue, S: Serve>(
+// Not an `async fn`, which would make room for its arguments twice.
+pub(super) fn run<Q: Queue, S: Serve>(
     pool: Arc<Pool<Q>>,
     service: S,
     first: Attempt<Q>,
     permit: OwnedSemaphorePermit,
-) {
-    let mut turns = 1;
+) -> impl Future<Output = ()> + Send {
     let mut next = Some(first);
-    while let Some(this) = next {
-        let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
-        let takes_next = turns < LANE_TURN;
-        turns += 1;
-        next = pool
-            .attempt(service.clone(), this, takes_next, &span)
-            .instrument(span.span())
-            .await;
-    }
-    drop(permit);
-    if turns > LANE_TURN {
-        pool.ask_now();
+    async move {
+        let mut turns = 1;
+        while let Some(this) = &next {
+            let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
+            let takes_next = turns < LANE_TURN;
+            turns += 1;
+            let attempt = pool.attempt(service.clone(), &mut next, takes_next, &span);
+            attempt.instrument(span.span()).await;
+        }
+        drop(permit);
+        if turns > LANE_TURN {
+            pool.ask_now();
+        }
     }
 }
 
@@ -75,9 +80,9 @@ pub(super) enum Of {
 }
 
 impl<Q> Tried<Q> {
-    pub(super) fn new(pool: &Arc<Pool<Q>>, of: Of) -> Self {
+    pub(super) fn new(pool: &Arc<Pool<Q>>, of: Of) -> Box<Self> {
         let pool = Arc::clone(pool);
-        Self { pool, of }
+        Box::new(Self { pool, of })
     }
 }
 
@@ -101,13 +106,8 @@ impl<Q: Queue> Pool<Q> {
         self.note_collapsed(&event);
         let crashes = event.crashes;
         if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
-            let release = self
-                .shared
-                .queue
-                .settle(&event.lease, &Settlement::Released, None);
-            let limit = self.settings.limits.store_timeout;
-            // If that fails, the event is tried again when its lease has expired.
-            let _ = self.settings.call_within(limit, "settle", release).await;
+            // Boxed, because few events are released.
+            Box::pin(self.release(&event.lease)).await;
             return None;
         }
         Some(Attempt {
@@ -116,6 +116,14 @@ impl<Q: Queue> Pool<Q> {
             suspect: (crashes > 0).then(|| Tried::new(self, Of::Suspect(crashes))),
             probe: None,
         })
+    }
+
+    async fn release(&self, lease: &EventLease) {
+        let queue = &self.shared.queue;
+        let release = queue.settle(lease, &Settlement::Released, None);
+        let limit = self.settings.limits.store_timeout;
+        // If that fails, the event is tried again when its lease has expired.
+        let _ = self.settings.call_within(limit, "settle", release).await;
     }
 
     fn note_collapsed(&self, event: &TakenEvent) {
@@ -128,19 +136,23 @@ impl<Q: Queue> Pool<Q> {
         observers.observe(&Observation::Collapsed { kind, events });
     }
 
-    /// Makes one attempt, and returns the next event of the lane if it was taken.
+    /// Makes one attempt, and replaces it with that of the lane's next event, if it was taken.
     async fn attempt<S: Serve>(
         self: &Arc<Self>,
         service: S,
-        Attempt {
+        next: &mut Option<Attempt<Q>>,
+        takes_next: bool,
+        span: &DeliverySpan,
+    ) {
+        let Some(Attempt {
             event,
             asked,
             suspect,
             probe,
-        }: Attempt<Q>,
-        takes_next: bool,
-        span: &DeliverySpan,
-    ) -> Option<Attempt<Q>> {
+        }) = next.take()
+        else {
+            return;
+        };
         let limits = &self.settings.limits;
         let held = self.leases.hold(event.lease, asked + limits.lease());
         if held.is_first() {
@@ -180,8 +192,9 @@ impl<Q: Queue> Pool<Q> {
         };
         watch.ended(&outcome, settlement.as_ref().filter(|_| recorded.is_some()));
         drop((suspect, probe));
-        let (next, asked) = recorded.flatten()?;
-        self.admit(next, asked).await
+        if let Some((event, asked)) = recorded.flatten() {
+            *next = self.admit(*event, asked).await;
+        }
     }
 
     /// Runs the handler, and returns the attempt's outcome.
@@ -277,7 +290,7 @@ impl<Q: Queue> Pool<Q> {
         settlement: &Settlement,
         next: Option<&Take>,
         may_be_settled: bool,
-    ) -> Option<Option<(TakenEvent, Instant)>> {
+    ) -> Option<Option<(Box<TakenEvent>, Instant)>> {
         let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
         let limit = limits.store_timeout.max(limits.lease() / 3);
@@ -289,9 +302,9 @@ impl<Q: Queue> Pool<Q> {
             let settling = self.shared.queue.settle(held.lease(), settlement, next);
             let settled = self.settings.call_within(limit, "settle", settling);
             match settled.await {
-                Ok(Settled::Ended(next)) => {
-                    self.settled(settlement, next.is_some());
-                    return Some(next.map(|event| (*event, asked)));
+                Ok(Settled::Ended(taken)) => {
+                    self.settled(settlement, next.is_some(), taken.is_some());
+                    return Some(taken.map(|event| (event, asked)));
                 }
                 Ok(Settled::Lost) if may_be_settled => {
                     tracing::info!(
@@ -311,7 +324,9 @@ impl<Q: Queue> Pool<Q> {
                 // The first try may have ended the attempt, without an answer.
                 Ok(Settled::Lost) => return self.has_ended(held, settlement).await.then_some(None),
                 Err(error) => {
-                    if let Err(error) = tries.again(error, held.valid_until()).await {
+                    // Boxed, because few tries fail.
+                    let again = Box::pin(tries.again(error, held.valid_until()));
+                    if let Err(error) = again.await {
                         tracing::error!(
                             reason = Chain(&error).to_string(),
                             "the attempt ended, but that could not be recorded: the event is tried again when its \
@@ -342,16 +357,24 @@ impl<Q: Queue> Pool<Q> {
     }
 
     /// Plans what follows a settlement.
-    fn settled(&self, settlement: &Settlement, took_next: bool) {
+    fn settled(&self, settlement: &Settlement, asked_for_next: bool, took_next: bool) {
         if let Settlement::Retry { after, .. } = settlement
             && let Some(at) = Instant::now().checked_add(*after)
         {
             self.ask_at(at);
         }
-        if !took_next && !Q::SHARED {
-            // The lane's next event may be one for another worker, which nothing else would wake.
-            self.shared.workers.wake();
+        if took_next || Q::SHARED {
+            return;
         }
+        let workers = &self.shared.workers;
+        if !asked_for_next {
+            workers.wake();
+            return;
+        }
+        // The lane's next event may be one for another worker, which nothing else would wake. This one has learned that
+        // none can be taken, so that a claim after many settlements finds what becomes due.
+        workers.wake_others(self.number());
+        self.ask_at(Instant::now() + CLAIM_AFTER);
     }
 }
 

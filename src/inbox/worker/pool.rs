@@ -1,5 +1,6 @@
 //! The state of a worker, which its tasks share.
 
+use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -78,6 +79,11 @@ impl<S> Serve for S where
 }
 
 impl<Q> Pool<Q> {
+    /// The worker's number among those of its inbox.
+    pub(super) fn number(&self) -> usize {
+        ptr::from_ref(self).addr()
+    }
+
     pub(super) fn take(&self) -> Arc<Take> {
         Arc::clone(&lock(&self.take))
     }

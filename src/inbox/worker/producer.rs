@@ -98,7 +98,9 @@ async fn ask<Q: Queue, S: Serve>(
 ) -> Result<(), StoreError> {
     let of = Arc::clone(pool);
     let start = move |attempt, permit| {
-        tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));
+        // Boxed, because a task is copied several times.
+        let run = Box::pin(run(Arc::clone(&of), service.clone(), attempt, permit));
+        tokio::spawn(run);
     };
     let probe = match pool.has_trips.load(Ordering::Relaxed) {
         true => lock(&pool.trips).begin_probe(),

@@ -16,10 +16,12 @@ use crate::outcome::Outcome;
 
 /// Lets the inbox of a worker hand events to it.
 pub(super) fn register<Q: Queue, S: Serve>(pool: &Arc<Pool<Q>>, service: &S) -> Place {
-    pool.shared.workers.register(Arc::new(Served {
+    let served = Served {
         pool: Arc::downgrade(pool),
         service: Mutex::new(service.clone()),
-    }))
+    };
+    let workers = &pool.shared.workers;
+    workers.register(pool.number(), Arc::new(served))
 }
 
 struct Served<Q, S> {
