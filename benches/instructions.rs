@@ -335,7 +335,7 @@ fn spooled() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::inbox(args = (), setup = inbox, config = at_most(113_900))]
+#[bench::inbox(args = (), setup = inbox, config = at_most(106_300))]
 #[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(14_600))]
 #[bench::accept_spooled(args = (), setup = spooled, config = at_most(16_060))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]

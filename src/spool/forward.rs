@@ -13,7 +13,6 @@ use super::{Shared, event, within};
 use crate::error::Chain;
 use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
 use crate::inbox::event::{EventId, EventState, Kinds, NewEvent, Settlement, Take, TakenEvent};
-use crate::inbox::internal::forget_all;
 use crate::inbox::queue::{Accepted, Queue, Settled, Work};
 use crate::inbox::records::{Filter, Page, Records};
 use crate::lock::lock;
@@ -250,7 +249,7 @@ impl<Q: Queue> Shared<Q> {
             }
             _ => {
                 if let Some(chat) = event.chat.as_deref().filter(|_| is_forgotten) {
-                    forget_all(&self.queue, chat, &by()).await?;
+                    self.forget_late(chat).await?;
                 }
                 return Ok(Settlement::Handled);
             }
@@ -266,6 +265,17 @@ impl<Q: Queue> Shared<Q> {
         let accepted = within(LIMIT, self.queue.accept(event, None)).await?;
         self.note_accepted(key, retain, &accepted).await;
         Ok(accepted)
+    }
+
+    async fn forget_late(&self, chat: &str) -> Result<(), StoreError> {
+        let (by, mut rest) = (by(), None);
+        loop {
+            let step = within(LIMIT, self.queue.forget(chat, rest, &by)).await?;
+            rest = step.rest;
+            if rest.is_none() {
+                return Ok(());
+            }
+        }
     }
 
     /// The chats that were forgotten since this time.

@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::suite::{self, Harness};
+use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
 use support::delivery::{RequestExt, delivery, send};
@@ -587,6 +588,24 @@ async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
         .map(|event| event.key.clone().unwrap().to_string())
         .collect();
     assert_eq!(keys, ["a-1", "a-2", "a-3", "a-4"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_chats_than_are_forwarded_at_once_go_on_in_order() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    let chats: Vec<_> = (0..300).map(|chat| format!("{chat}")).collect();
+    for n in [1, 2] {
+        let sent = chats.iter().map(|chat| desk.send(event(chat, n)));
+        assert!(join_all(sent).await.iter().all(|status| *status == 200));
+    }
+    desk.remote.down(false);
+    desk.flushed().await;
+    let all = desk.handled(2 * chats.len()).await;
+    for chat in &chats {
+        let of_chat: Vec<_> = all.iter().filter(|(of, ..)| of == chat).collect();
+        assert_eq!(of_chat, [&seen(chat, 1, true), &seen(chat, 2, true)]);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -87,7 +87,7 @@ async fn nothing_is_accepted_once_the_file_was_truncated() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_with_several_threads() {
-    let scratch = Scratch::new();
+    let scratch = Scratch::in_memory();
     let queues = (0..4).map(|_| scratch.queue()).collect();
     let opened = AtomicUsize::new(0);
     suite::run(&Several { queues, opened }).await;

@@ -25,6 +25,13 @@ impl Scratch {
         }
     }
 
+    /// In memory, where the system can: a busy disk keeps the lock of a writer for longer than others wait for it.
+    pub fn in_memory() -> Self {
+        Self {
+            directory: memory(),
+        }
+    }
+
     pub fn path(&self) -> PathBuf {
         self.directory.path().join("webhooks.db")
     }

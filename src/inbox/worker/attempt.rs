@@ -367,12 +367,13 @@ impl<Q: Queue> Pool<Q> {
             return;
         }
         let workers = &self.shared.workers;
-        if !asked_for_next {
+        let stays = matches!(settlement, Settlement::Retry { .. });
+        if stays || !asked_for_next {
             workers.wake();
             return;
         }
-        // The lane's next event may be one for another worker, which nothing else would wake. This one has learned that
-        // none can be taken, so that a claim after many settlements finds what becomes due.
+        // The lane's next event may be one for another worker, which nothing else would wake. This one could not take it,
+        // so one claim after many settlements is enough to learn what becomes due.
         workers.wake_others(self.number());
         self.ask_at(Instant::now() + CLAIM_AFTER);
     }
