@@ -33,7 +33,7 @@ use support::program::{PATIENCE, Server, example, until};
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
-/// How long after a signal a receiver may begin an event that it had taken before, on a busy machine. Handlers of one in five
+/// How long after a signal a receiver may begin an event that it had taken before, on a busy machine. Handlers of one in ten
 /// events take twice as long.
 const NOTICED: Duration = Duration::from_millis(300);
 const SENDERS: usize = 8;
@@ -253,11 +253,11 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             if stats.unsettled() == 0 {
                 return stats;
             }
-            let log = || receivers[0].server.err();
+            let logs = || receivers.iter().map(|receiver| receiver.server.err());
             assert!(
                 began.elapsed() < PATIENCE,
-                "events are stuck: {stats}\n{}",
-                log()
+                "events are stuck: {stats}\n{:#?}",
+                logs().collect::<Vec<_>>()
             );
             sleep(Duration::from_millis(100)).await;
         }
@@ -416,8 +416,9 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         "there was no load: {}",
         acknowledged.len()
     );
+    // Of a hundred faults, one series in twenty has none.
     assert!(
-        interrupted > 0 || kills < 100,
+        interrupted > 0 || kills < 300,
         "no stop interrupted an event"
     );
     finds_a_culprit(&mut receivers, url, inbox, &sender, &dir).await;
@@ -551,7 +552,7 @@ impl Receiver {
             IFS= read -r line || exit 1
             read -r up _ < /proc/uptime
             printf '%s start {number} %s\n' "$up" "$line" >> '{marks}'
-            case $line in *culprit*) sleep 0.5; kill -KILL $PPID ;; *[05]'"'*) sleep 0.6 ;; *) sleep 0.02 ;; esac
+            case $line in *culprit*) sleep 0.5; kill -KILL $PPID ;; *0'"'*) sleep 0.6 ;; *) sleep 0.02 ;; esac
             read -r up _ < /proc/uptime
             printf '%s end {number} %s\n' "$up" "$line" >> '{marks}'"#
         );
@@ -664,12 +665,15 @@ impl Sender {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         for receiver in receivers {
             until(&format!("the answer {status}"), || {
-                let key = format!("probe-{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+                let number = NUMBER.fetch_add(1, Ordering::SeqCst);
+                let key = format!("probe-{number}");
                 self.sent
                     .lock()
                     .unwrap()
                     .insert(key.clone(), Instant::now());
-                let accepted = self.send(receiver.address(), &request(&key, CHATS))?;
+                // Hundreds are accepted before the disk is full. In one chat, they would be handled for minutes.
+                let request = request(&key, 3 * CHATS + number);
+                let accepted = self.send(receiver.address(), &request)?;
                 if accepted {
                     self.acknowledged(key);
                 }
