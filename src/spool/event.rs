@@ -60,7 +60,6 @@ pub(super) fn pack(mut event: NewEvent) -> Option<NewEvent> {
     let mut headers = event.delivery.headers().clone();
     headers.insert(SPOOLED, HeaderValue::from_bytes(rest.as_bytes()).ok()?);
     Some(NewEvent {
-        namespace: Namespace::default(),
         retain: Duration::ZERO,
         delivery: event.delivery.with_headers(headers),
         ..event
