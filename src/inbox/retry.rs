@@ -97,6 +97,11 @@ mod tests {
             assert_eq!(retry.delay(failures, 0.0), longest);
             assert_eq!(retry.delay(failures, 1.0), longest.mul_f64(0.75));
         }
+        let hourly = retry.delays(HOUR, Duration::ZERO);
+        assert_eq!(
+            [0, 1].map(|failures| hourly.delay(failures, 0.0)),
+            [HOUR; 2]
+        );
     }
 
     #[test]
@@ -107,7 +112,9 @@ mod tests {
         assert!(!retry.is_last(500, Some(167 * HOUR)));
         assert!(retry.is_last(1, Some(168 * HOUR)));
 
-        let twice = retry.max_attempts(2);
+        let soon = retry.give_up_after(HOUR);
+        assert!(soon.is_last(1, Some(HOUR)));
+        let twice = Retry::default().max_attempts(2);
         assert!(!twice.is_last(0, None));
         assert!(twice.is_last(1, Some(HOUR)));
     }

@@ -226,11 +226,20 @@ mod tests {
         assert_eq!(trips.failed(&KIND, 4), Changed::Nothing);
     }
 
+    #[test]
+    fn an_outcome_shows_whether_the_handler_works_or_nothing() {
+        assert_eq!(handler_works(&Outcome::Ignored), Some(true));
+        let failed = Outcome::failed("it is down");
+        assert_eq!(handler_works(&failed), Some(false));
+        assert_eq!(handler_works(&Outcome::LeaseLost), None);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_success_ends_the_count() {
         let mut trips = Trips::new(2);
         for lane in 0..10 {
             assert_eq!(trips.failed(&KIND, lane), Changed::Nothing);
+            assert!(!trips.is_empty());
             assert_eq!(trips.succeeded(&KIND), Changed::Nothing);
         }
         assert!(trips.is_empty());
@@ -241,6 +250,7 @@ mod tests {
         let mut trips = Trips::new(1);
         trips.failed(&KIND, 1);
         let mut last = Duration::ZERO;
+        let mut numbers = HashSet::new();
         for _ in 0..20 {
             assert_eq!(trips.begin_probe(), None);
             let delay = trips.next_probe().unwrap() - Instant::now();
@@ -252,6 +262,7 @@ mod tests {
             advance(delay).await;
             let probe = trips.begin_probe().unwrap();
             assert_eq!(probe.kind, KIND);
+            assert!(numbers.insert(probe.number));
             assert_eq!(trips.begin_probe(), None, "one probe at a time");
             assert_eq!(trips.next_probe(), None);
             assert_eq!(trips.failed(&KIND, 2), Changed::Nothing);
