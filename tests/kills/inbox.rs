@@ -368,7 +368,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
     }
     // What was in progress when a process died or was stopped starts again within its lease.
     let mut longest = Duration::ZERO;
-    for (died, back) in &deaths {
+    for (number, (died, back)) in deaths.iter().enumerate() {
         let is_before = |mark: &&Mark| mark.at < *died;
         let mut open = HashMap::new();
         for mark in marks.iter().take_while(is_before) {
@@ -395,7 +395,10 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             let waited = later.at.saturating_sub(from);
             longest = longest.max(waited);
             if waited > LEASE + SLACK {
-                violations.push(format!("{key} waited for {waited:?}"));
+                let of_it: Vec<_> = marks.iter().filter(|it| it.key == *key).collect();
+                violations.push(format!(
+                    "{key} waited for {waited:?} after fault {number}, from {died:?} to {back:?}: {of_it:?}"
+                ));
             }
         }
     }
