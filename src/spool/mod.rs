@@ -96,6 +96,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
+use futures_util::FutureExt;
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
@@ -410,12 +411,12 @@ impl<Q: Queue> Shared<Q> {
 }
 
 /// Calls the queue within a time limit.
-async fn within<T>(
+// Not an `async fn`, which would make room for the call twice.
+fn within<T>(
     limit: Duration,
     call: impl Future<Output = Result<T, StoreError>>,
-) -> Result<T, StoreError> {
-    let result = timeout(limit, call).await;
-    result.unwrap_or_else(|_| Err(StoreError::timed_out()))
+) -> impl Future<Output = Result<T, StoreError>> {
+    timeout(limit, call).map(|result| result.unwrap_or_else(|_| Err(StoreError::timed_out())))
 }
 
 /// The file is in front of another database.
