@@ -593,7 +593,7 @@ async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_chats_than_are_forwarded_at_once_go_on_in_order() {
-    // In the file, all events are of one namespace.
+    // The file has one namespace, whatever that of the inbox is.
     let desk = Desk::with(|inbox| inbox.namespace("shop"), |spool| spool).await;
     desk.remote.down(true);
     let chats: Vec<_> = (0..300).map(|chat| format!("{chat}")).collect();
