@@ -47,7 +47,7 @@ impl Pool {
     ///
     /// sqlx opens it in the future of the caller who waited longest, and so has the least time left. Under
     /// load after an outage, none would ever be opened if it were given up with its caller.
-    pub(crate) async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+    pub(crate) async fn acquire(&self) -> sqlx::Result<Busy> {
         let mut acquiring = Acquiring {
             connection: Box::pin(self.connections.acquire()),
             places: &self.places,
@@ -55,7 +55,10 @@ impl Pool {
         };
         let connection = acquiring.connection.as_mut().await;
         acquiring.has_ended = true;
-        connection
+        Ok(Busy {
+            connection: connection?,
+            is_sound: false,
+        })
     }
 
     /// Warns of a setting with which a crash of the server loses what was committed.
@@ -72,91 +75,14 @@ impl Pool {
         }
     }
 
-    /// Executes a statement, again when it lost a race against another one, and returns its row if it has
-    /// one.
+    /// Executes a statement, and returns its row if it has one.
     pub(crate) async fn fetch(
         &self,
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<Option<PgRow>> {
-        let mut rows = self.fetch_all(sql, values).await?;
+        let mut rows = self.acquire().await?.fetch_all(sql, values).await?;
         Ok(rows.pop())
-    }
-
-    /// As [`fetch`](Self::fetch), and returns all rows.
-    pub(crate) async fn fetch_all(
-        &self,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> sqlx::Result<Vec<PgRow>> {
-        loop {
-            let mut busy = Busy::new(self.acquire().await?);
-            let query = query(sql, values);
-            match query.fetch_all(&mut *busy.connection).await {
-                // Only where transactions are repeatable reads or serializable by default.
-                Err(error) if lost_a_race(&error) => busy.is_sound = true,
-                result => {
-                    // A lock that was not free in time says nothing against the connection.
-                    busy.is_sound = result.as_ref().err().is_none_or(is_locked);
-                    return result;
-                }
-            }
-        }
-    }
-
-    /// As [`fetch_all`](Self::fetch_all), in a transaction that reads what is committed, whatever is the default.
-    pub(crate) async fn fetch_committed(
-        &self,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> sqlx::Result<Vec<PgRow>> {
-        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED; \
-                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
-        let (rows, _) = self.fetch_in_transaction(begin, sql, values).await?;
-        Ok(rows)
-    }
-
-    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is planned for its
-    /// values: how many rows a range of time has depends on it. It is not compiled: the planner overestimates such
-    /// statements, and to compile them takes longer than to execute them.
-    pub(crate) async fn fetch_planned(
-        &self,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
-        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
-                     SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL lock_timeout = '400ms'; \
-                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
-        self.fetch_in_transaction(begin, sql, values).await
-    }
-
-    /// `begin` limits how long the transaction may be idle, in the same message: a process that stands still before it
-    /// commits would keep its locks, and what others delete could not be vacuumed.
-    async fn fetch_in_transaction(
-        &self,
-        begin: &'static str,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
-        loop {
-            let mut busy = Busy::new(self.acquire().await?);
-            let mut transaction = busy.connection.begin_with(begin).await?;
-            let asked = Instant::now();
-            match query(sql, values).fetch_all(&mut *transaction).await {
-                // Another transaction waits for one of our locks, too.
-                Err(error) if lost_a_race(&error) => {
-                    transaction.rollback().await?;
-                    busy.is_sound = true;
-                }
-                Ok(rows) => {
-                    let took = asked.elapsed();
-                    transaction.commit().await?;
-                    busy.is_sound = true;
-                    return Ok((rows, took));
-                }
-                Err(error) => return Err(error),
-            }
-        }
     }
 }
 
@@ -174,10 +100,73 @@ pub(crate) struct Busy {
 }
 
 impl Busy {
-    pub(crate) fn new(connection: PoolConnection<Postgres>) -> Self {
-        Self {
-            connection,
-            is_sound: false,
+    /// Executes a statement, again when it lost a race against another one, and returns its rows.
+    pub(crate) async fn fetch_all(
+        mut self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        loop {
+            match query(sql, values).fetch_all(&mut *self.connection).await {
+                // Only where transactions are repeatable reads or serializable by default.
+                Err(error) if lost_a_race(&error) => {}
+                result => {
+                    // A lock that was not free in time says nothing against the connection.
+                    self.is_sound = result.as_ref().err().is_none_or(is_locked);
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), in a transaction that reads what is committed, whatever is the default.
+    pub(crate) async fn fetch_committed(
+        self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
+        let (rows, _) = self.fetch_in_transaction(begin, sql, values).await?;
+        Ok(rows)
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is planned for its
+    /// values: how many rows a range of time has depends on it. It is not compiled: the planner overestimates such
+    /// statements, and to compile them takes longer than to execute them.
+    pub(crate) async fn fetch_planned(
+        self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
+                     SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL lock_timeout = '400ms'; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
+        self.fetch_in_transaction(begin, sql, values).await
+    }
+
+    /// `begin` limits how long the transaction may be idle, in the same message: a process that stands still before it
+    /// commits would keep its locks, and what others delete could not be vacuumed.
+    async fn fetch_in_transaction(
+        mut self,
+        begin: &'static str,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
+        loop {
+            let mut transaction = self.connection.begin_with(begin).await?;
+            let asked = Instant::now();
+            match query(sql, values).fetch_all(&mut *transaction).await {
+                // Another transaction waits for one of our locks, too.
+                Err(error) if lost_a_race(&error) => transaction.rollback().await?,
+                Ok(rows) => {
+                    let took = asked.elapsed();
+                    transaction.commit().await?;
+                    self.is_sound = true;
+                    return Ok((rows, took));
+                }
+                Err(error) => return Err(error),
+            }
         }
     }
 

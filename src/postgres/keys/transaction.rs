@@ -28,7 +28,7 @@ impl PostgresStore {
     /// A connection of the pool's.
     pub(crate) async fn acquire(&self) -> Result<Busy, StoreError> {
         let connection = self.tables.pool.acquire().await;
-        connection.map(Busy::new).map_err(|error| self.error(error))
+        connection.map_err(|error| self.error(error))
     }
 
     pub(crate) async fn begin<'c>(

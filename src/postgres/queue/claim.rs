@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
 use super::batches::{GRACE, Release, Result};
-use super::database::Database;
+use super::database::{Connected, Database};
 use super::floors::{Floor, Floors, LONGEST_LOOK};
 use super::{parameters, rows};
 use crate::error::Chain;
@@ -68,9 +68,11 @@ impl Claim {
             let (claim, take) = (self.clone(), take.clone());
             tokio::spawn(async move { claim.look(&take).await });
         }
+        let connected = self.connect().await?;
         let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
         let execution = async move {
-            let (claims, found, took) = claim.call(&take, [limit, suspects], &floor, ALL).await?;
+            let called = claim.call(connected, &take, [limit, suspects], &floor, ALL);
+            let (claims, found, took) = called.await?;
             claim.0.floors.learn(&take.kinds, &floor, found, took);
             Ok(claims)
         };
@@ -83,12 +85,21 @@ impl Claim {
         EventId(id): EventId,
         take: &Take,
     ) -> Result<Option<TakenEvent>> {
+        let connected = self.connect().await?;
         let (claim, take, from) = (self.clone(), take.clone(), Floor::default());
         let execution = async move {
-            let (claims, ..) = claim.call(&take, [1, 1], &from, id..=id).await?;
+            let called = claim.call(connected, &take, [1, 1], &from, id..=id);
+            let (claims, ..) = called.await?;
             Ok(claims)
         };
         Ok(self.claiming(execution).await?.events.pop())
+    }
+
+    async fn connect(&self) -> Result<Connected> {
+        let database = &self.0.database;
+        database.give_up_unanswered().await;
+        let connected = database.connect().await;
+        connected.map_err(|error| database.error(error))
     }
 
     fn claiming(
@@ -106,6 +117,7 @@ impl Claim {
     /// Takes at most `limit` events of a range, from a floor on. Returns the next floor, too, and how long it took.
     async fn call(
         &self,
+        connected: Connected,
         take: &Take,
         [limit, suspects]: [usize; 2],
         floor: &Floor,
@@ -124,8 +136,7 @@ impl Claim {
         values.extend(floor.values());
         values.push(parameters::collapse(Some(&take.kinds)));
         values.extend([events.start(), events.end()].map(|id| Value::Number(*id)));
-        database.give_up_unanswered().await;
-        let mut rows = database.take(CLAIM, values).await?;
+        let mut rows = database.take(connected, CLAIM, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
         if let Some(by) = rows::duration(&last, SET_BACK)?.filter(|by| !by.is_zero()) {
@@ -156,8 +167,11 @@ impl Claim {
     /// Looks for events below the floor, and takes none: claims continue meanwhile.
     async fn look(&self, take: &Take) {
         let (nothing, from) = ([0, 0], Floor::default());
-        let looking = timeout(LONGEST_LOOK, self.call(take, nothing, &from, ALL));
-        let looked = looking.await;
+        let look = async {
+            let connected = self.connect().await?;
+            self.call(connected, take, nothing, &from, ALL).await
+        };
+        let looked = timeout(LONGEST_LOOK, look).await;
         match looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
             Ok((_, found, took)) => self.0.floors.learn(&take.kinds, &from, found, took),
             Err(error) => {
@@ -173,8 +187,8 @@ impl Claim {
 
 type Execution = Pin<Box<dyn Future<Output = Result<Claims>> + Send>>;
 
-/// Executes a claim. When it is dropped before that, it waits a little for the server, and releases what was taken:
-/// those events would be taken until their leases expire, and would count as crashed.
+/// A claim that was sent. When it is dropped before its end, it waits a little for the server, and releases what was
+/// taken: those events would be taken until their leases expire, and would count as crashed.
 struct Claiming {
     execution: Execution,
     release: Release,

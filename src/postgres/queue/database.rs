@@ -1,7 +1,6 @@
 //! How the statements of the queue are executed.
 
 use std::collections::{BTreeSet, VecDeque};
-use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -9,13 +8,15 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use sqlx::postgres::PgRow;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until};
 
 use super::batches::{Call, Executed, GRACE, Locked, Result, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
 use crate::lock::lock;
-use crate::postgres::engine::{Tables, Value, code, column, corrupt, is_locked, is_without_answer};
+use crate::postgres::engine::{
+    Busy, Tables, Value, code, column, corrupt, is_locked, is_without_answer,
+};
 use crate::postgres::lease::{Identity, TransactionalLease};
 use crate::store::OpenError as Error;
 use crate::store::StoreError;
@@ -70,10 +71,7 @@ impl Asked {
         let is_known = match rows {
             Ok(_) => true,
             // The server's errors say that nothing was taken, but for those that a pooler reports of a lost one.
-            Err(error) => match code(error) {
-                Some(code) => !is_without_answer(&code),
-                None => never_reached(error),
-            },
+            Err(error) => code(error).is_some_and(|code| !is_without_answer(&code)),
         };
         if is_known {
             self.number = None;
@@ -86,21 +84,6 @@ impl Drop for Asked {
         if let Some(number) = self.number.take() {
             self.unanswered.add(number);
         }
-    }
-}
-
-/// Whether a statement had no connection on which it could reach the server.
-fn never_reached(error: &sqlx::Error) -> bool {
-    match error {
-        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => true,
-        sqlx::Error::Io(error) => matches!(
-            error.kind(),
-            io::ErrorKind::ConnectionRefused
-                | io::ErrorKind::NotFound
-                | io::ErrorKind::HostUnreachable
-                | io::ErrorKind::NetworkUnreachable
-        ),
-        _ => false,
     }
 }
 
@@ -147,11 +130,16 @@ impl Database {
         rows.map_err(|error| self.error(error))
     }
 
-    /// As [`call`](Self::call), for a statement that may take events, and has the number of the call as its last parameter.
-    pub(super) async fn take(&self, sql: &str, mut values: Vec<Value>) -> Result<Vec<PgRow>> {
+    /// Executes a statement that may take events, and has the number of the call as its last parameter.
+    pub(super) async fn take(
+        &self,
+        connected: Connected,
+        sql: &str,
+        mut values: Vec<Value>,
+    ) -> Result<Vec<PgRow>> {
         let call = number();
         values.push(Value::Text(call.clone()));
-        let rows = self.try_call(sql, values, Some(call)).await;
+        let rows = self.send(connected, sql, values, Some(call)).await;
         rows.map_err(|error| self.error(error))
     }
 
@@ -187,16 +175,25 @@ impl Database {
         values: Vec<Value>,
         number: Option<String>,
     ) -> sqlx::Result<Vec<PgRow>> {
+        let connected = self.connect().await?;
+        self.send(connected, sql, values, number).await
+    }
+
+    async fn send(
+        &self,
+        connected: Connected,
+        sql: &str,
+        values: Vec<Value>,
+        number: Option<String>,
+    ) -> sqlx::Result<Vec<PgRow>> {
         let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
         let sql = self.sql(sql);
-        let mut asked = Asked {
-            number: None,
+        let asked = Asked {
+            number,
             unanswered: Arc::clone(&self.unanswered),
         };
-        let fetched = self.within(async move {
-            asked.number = number;
-            (fetch(&tables, &begins, &sql, &values).await, asked)
-        });
+        let fetched = connected
+            .execute(async move |busy| (fetch(busy, &tables, &begins, &sql, &values).await, asked));
         let Some((rows, mut asked)) = fetched.await else {
             return Err(sqlx::Error::WorkerCrashed);
         };
@@ -204,30 +201,12 @@ impl Database {
         rows
     }
 
-    /// Waits for one of the connections. A statement whose caller gives up keeps it for a while: the server executes it
-    /// all the same, and another connection would be one more. Returns nothing if the runtime was shut down.
-    async fn within<T: Send + 'static>(
-        &self,
-        fetch: impl Future<Output = T> + Send + 'static,
-    ) -> Option<T> {
-        let connection = Arc::clone(&self.connections).acquire_owned().await;
-        let (mut caller, result) = oneshot::channel();
-        let began = Instant::now();
-        tokio::spawn(async move {
-            let given_up = async {
-                caller.closed().await;
-                sleep_until(began + GRACE).await;
-            };
-            let fetched = match select(pin!(fetch), pin!(given_up)).await {
-                Either::Left((fetched, _)) => Some(fetched),
-                Either::Right(_) => None,
-            };
-            drop(connection);
-            if let Some(fetched) = fetched {
-                let _ = caller.send(fetched);
-            }
-        });
-        result.await.ok()
+    /// Waits for one of the connections. A caller that gives up before there is one has asked the server for nothing.
+    pub(super) async fn connect(&self) -> sqlx::Result<Connected> {
+        let permit = Arc::clone(&self.connections).acquire_owned().await;
+        let permit = permit.map_err(|_| sqlx::Error::PoolClosed)?;
+        let busy = self.tables.pool.acquire().await?;
+        Ok(Connected { busy, permit })
     }
 
     /// Finds locked rows.
@@ -302,9 +281,10 @@ impl Database {
         values: &[Value],
     ) -> Result<(Vec<PgRow>, Duration)> {
         let reads = Arc::clone(&self.reads).acquire_owned().await;
-        let (tables, sql, values) = (Arc::clone(&self.tables), self.sql(sql), values.to_vec());
-        let found = self.within(async move {
-            let found = tables.pool.fetch_planned(&sql, &values).await;
+        let connected = self.connect().await.map_err(|error| self.error(error))?;
+        let (sql, values) = (self.sql(sql), values.to_vec());
+        let found = connected.execute(async move |busy| {
+            let found = busy.fetch_planned(&sql, &values).await;
             drop(reads);
             found
         });
@@ -319,26 +299,65 @@ impl Database {
         taken.delivery.lend(Arc::new(lease));
     }
 
-    fn error(&self, error: sqlx::Error) -> StoreError {
+    pub(super) fn error(&self, error: sqlx::Error) -> StoreError {
         self.tables.error(error).into()
     }
 }
 
+/// A connection that a call has.
+pub(super) struct Connected {
+    busy: Busy,
+    permit: OwnedSemaphorePermit,
+}
+
+impl Connected {
+    /// Executes a statement. One whose caller gives up keeps the connection for a while: the server executes it all the
+    /// same, and another connection would be one more. Returns nothing if the runtime was shut down.
+    async fn execute<T, F>(self, fetch: impl FnOnce(Busy) -> F) -> Option<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+    {
+        let Self { busy, permit } = self;
+        let fetch = fetch(busy);
+        let (mut caller, result) = oneshot::channel();
+        let began = Instant::now();
+        tokio::spawn(async move {
+            let given_up = async {
+                caller.closed().await;
+                sleep_until(began + GRACE).await;
+            };
+            let fetched = match select(pin!(fetch), pin!(given_up)).await {
+                Either::Left((fetched, _)) => Some(fetched),
+                Either::Right(_) => None,
+            };
+            drop(permit);
+            if let Some(fetched) = fetched {
+                let _ = caller.send(fetched);
+            }
+        });
+        result.await.ok()
+    }
+}
+
 async fn fetch(
+    busy: Busy,
     tables: &Tables,
     begins: &AtomicBool,
     sql: &Arc<str>,
     values: &[Value],
 ) -> sqlx::Result<Vec<PgRow>> {
-    if !begins.load(Ordering::Relaxed) {
-        match tables.pool.fetch_all(sql, values).await {
-            Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
-                begins.store(true, Ordering::Relaxed);
-            }
-            result => return result,
-        }
+    if begins.load(Ordering::Relaxed) {
+        return busy.fetch_committed(sql, values).await;
     }
-    tables.pool.fetch_committed(sql, values).await
+    match busy.fetch_all(sql, values).await {
+        Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
+            begins.store(true, Ordering::Relaxed);
+            let busy = tables.pool.acquire().await?;
+            busy.fetch_committed(sql, values).await
+        }
+        result => result,
+    }
 }
 
 /// What the functions fail with where transactions are repeatable reads or serializable by default.

@@ -94,6 +94,30 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     assert!(taken.iter().all(|taken| taken.crashes == 0));
 }
 
+/// All connections are in use while claims are given up, as when a server that was away takes few connections yet.
+#[tokio::test(flavor = "multi_thread")]
+async fn claims_that_were_given_up_without_a_connection_take_nothing() {
+    let database = Database::create().await;
+    let other = database.queue().await;
+    let (id, taken) = accept(&other, event(None, Some(1))).await;
+    end(&other, &taken.unwrap(), Settlement::Released).await;
+
+    let pool = connect(&database.url, 1).await;
+    let queue = PostgresQueue::new(pool.clone());
+    let connection = pool.acquire().await.unwrap();
+    for _ in 0..3 {
+        let limit = Duration::from_millis(50);
+        timeout(limit, queue.claim(&take(), 1, 0))
+            .await
+            .unwrap_err();
+    }
+    drop(connection);
+    // The pool serves callers in their order.
+    count(&pool, "SELECT count(*)").await;
+    let state = other.get(id).await.unwrap().unwrap().summary.state;
+    assert_eq!(state, EventState::Waiting);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_hangs_does_not_stop_the_others() {
     let database = Database::create().await;
