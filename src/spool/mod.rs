@@ -285,7 +285,8 @@ impl<Q: Queue> Spooled<Q> {
         Ok(self.shared.file.stats().await?.dead())
     }
 
-    /// Returns what is in the file, as it was at most a second ago.
+    /// Returns what is in the file, as it was at most a second ago. Its events are counted less often where that takes longer
+    /// than 20 ms: counts take at most 2 % of the time.
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status()

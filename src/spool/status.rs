@@ -54,6 +54,8 @@ impl fmt::Display for Status {
 pub(super) struct Measured {
     pub(super) status: Status,
     pub(super) at: Option<Instant>,
+    /// When the events were counted, and how long that took.
+    counted: Option<(Instant, Duration)>,
     bytes: VecDeque<(Instant, u64)>,
     was_warned: bool,
 }
@@ -64,10 +66,18 @@ const RATE_OVER: Duration = Duration::from_secs(60);
 /// When the file is nearly full, which the log has.
 pub(super) const SOON: Duration = Duration::from_secs(40 * 60);
 
+/// The time between two counts of the events, each of which reads all of them, in times that the last one took.
+const COUNT_EVERY: u32 = 50;
+
 /// What a row and its indexes take beside the body.
 const ROW: u64 = 1024;
 
 impl Measured {
+    fn may_count(&self) -> bool {
+        let counted = self.counted.as_ref();
+        counted.is_none_or(|(at, took)| at.elapsed() >= *took * COUNT_EVERY)
+    }
+
     fn see(&mut self, now: Instant, bytes: u64, limit: u64) {
         self.at = Some(now);
         while self
@@ -98,15 +108,15 @@ impl<Q: Queue> Shared<Q> {
         }
     }
 
-    /// Counts what is in the file, and fits the reserve to it.
+    /// Measures what is in the file, and fits the reserve to it.
     pub(super) async fn measure(&self) -> Result<(), StoreError> {
-        let (stats, bytes) = (self.file.stats().await?, self.file.size().await?);
-        let oldest = stats.kinds.iter().filter_map(|kind| stats.age(kind)).max();
+        let may_count = lock(&self.measured).may_count();
+        if may_count {
+            self.count().await?;
+        }
+        let bytes = self.file.size().await?;
         let mut measured = lock(&self.measured);
         measured.see(Instant::now(), bytes, self.spool.limit);
-        measured.status.events = stats.unsettled();
-        measured.status.refused = stats.dead();
-        measured.status.oldest = oldest;
         let full_in = measured.status.full_in.filter(|full_in| *full_in < SOON);
         match full_in {
             Some(full_in) if !measured.was_warned => tracing::error!(
@@ -118,6 +128,17 @@ impl<Q: Queue> Shared<Q> {
         measured.was_warned = full_in.is_some();
         drop(measured);
         lock(&self.reserve).follow();
+        Ok(())
+    }
+
+    async fn count(&self) -> Result<(), StoreError> {
+        let began = Instant::now();
+        let stats = self.file.stats().await?;
+        let mut measured = lock(&self.measured);
+        measured.counted = Some((Instant::now(), began.elapsed()));
+        measured.status.events = stats.unsettled();
+        measured.status.refused = stats.dead();
+        measured.status.oldest = stats.kinds.iter().filter_map(|kind| stats.age(kind)).max();
         Ok(())
     }
 
@@ -163,5 +184,23 @@ impl<Q: Queue> Shared<Q> {
         metrics::gauge!(names::SPOOL_LIMIT).set(status.limit as f64);
         metrics::gauge!(names::SPOOL_FULL_IN).set(seconds(status.full_in, f64::INFINITY));
         metrics::gauge!(names::SPOOL_OPEN).set(f64::from(u8::from(status.is_open)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn counts_take_a_fiftieth_of_the_time() {
+        let mut measured = Measured::default();
+        assert!(measured.may_count());
+        measured.counted = Some((Instant::now(), Duration::from_millis(100)));
+        advance(Duration::from_millis(4999)).await;
+        assert!(!measured.may_count());
+        advance(Duration::from_millis(1)).await;
+        assert!(measured.may_count());
     }
 }
