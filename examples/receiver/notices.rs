@@ -150,7 +150,7 @@ impl Notices {
             });
             let is_soon_full = status.full_in.is_some_and(|left| left < SPOOL_FULL_IN)
                 || status.bytes > status.limit / 10 * 9;
-            // The events are counted once a second.
+            // Between two measurements, the bytes are estimated: an empty file is not nearly full.
             if is_soon_full && status.events > 0 {
                 add("spool-full", None, of.clone());
             }

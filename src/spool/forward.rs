@@ -139,6 +139,7 @@ impl<Q: Queue> Shared<Q> {
                 let identity = self.identity.load(Ordering::Relaxed);
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.gate.empty(since);
+                lock(&self.measured).counted = None;
             }
             self.holds_leases.store(false, Ordering::Relaxed);
             return Ok(round);

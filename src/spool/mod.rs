@@ -286,7 +286,7 @@ impl<Q: Queue> Spooled<Q> {
     }
 
     /// Returns what is in the file, as it was at most a second ago. Its events are counted less often where that takes longer
-    /// than 20 ms: counts take at most 2 % of the time.
+    /// than 20 ms, but twice a minute.
     #[must_use]
     pub fn status(&self) -> Status {
         self.shared.status()

@@ -55,7 +55,7 @@ pub(super) struct Measured {
     pub(super) status: Status,
     pub(super) at: Option<Instant>,
     /// When the events were counted, and how long that took.
-    counted: Option<(Instant, Duration)>,
+    pub(super) counted: Option<(Instant, Duration)>,
     bytes: VecDeque<(Instant, u64)>,
     was_warned: bool,
 }
@@ -68,6 +68,7 @@ pub(super) const SOON: Duration = Duration::from_secs(40 * 60);
 
 /// The time between two counts of the events, each of which reads all of them, in times that the last one took.
 const COUNT_EVERY: u32 = 50;
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// What a row and its indexes take beside the body.
 const ROW: u64 = 1024;
@@ -75,7 +76,7 @@ const ROW: u64 = 1024;
 impl Measured {
     fn may_count(&self) -> bool {
         let counted = self.counted.as_ref();
-        counted.is_none_or(|(at, took)| at.elapsed() >= *took * COUNT_EVERY)
+        counted.is_none_or(|(at, took)| at.elapsed() >= (*took * COUNT_EVERY).min(LONGEST_PAUSE))
     }
 
     fn see(&mut self, now: Instant, bytes: u64, limit: u64) {
@@ -201,6 +202,10 @@ mod tests {
         advance(Duration::from_millis(4999)).await;
         assert!(!measured.may_count());
         advance(Duration::from_millis(1)).await;
+        assert!(measured.may_count());
+        // As when the process was frozen.
+        measured.counted = Some((Instant::now(), Duration::from_secs(20)));
+        advance(LONGEST_PAUSE).await;
         assert!(measured.may_count());
     }
 }

@@ -234,20 +234,20 @@ impl Database {
         values: fn(&[C]) -> Vec<Value>,
         returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
     ) -> Executed<C::Return> {
-        let number = C::TAKES.then(number);
-        let values = |calls: &[C]| {
+        let send = async |calls: &[C]| {
+            let number = C::TAKES.then(number);
             let mut values = values(calls);
             values.extend(number.clone().map(Value::Text));
-            values
+            self.try_call(sql, values, number).await
         };
-        let rows = match self.try_call(sql, values(calls), number.clone()).await {
+        let rows = match send(calls).await {
             Err(error) if is_locked(&error) => return Executed::Blocked,
             // What the server cannot store is not the fault of the others.
             Err(error) if calls.len() > 1 && is_of_a_value(&error) => {
                 let mut results = Vec::new();
                 for call in calls {
-                    let values = values(std::slice::from_ref(call));
-                    let row = self.call_one(sql, values).await;
+                    let rows = send(std::slice::from_ref(call)).await;
+                    let row = rows.map_err(|error| self.error(error)).and_then(one);
                     results.push(row.and_then(|row| Ok(returned(call, &row)?)));
                 }
                 return Executed::Done(results);
