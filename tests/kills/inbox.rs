@@ -402,8 +402,11 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             if waited <= LEASE + SLACK {
                 continue;
             }
-            // Few that have crashed before are in progress at the same time: it waits for its turn among them.
-            let turns = retried(&marks, key, from, to);
+            // A receiver retries few of those that have crashed at the same time: where no other one can, it waits for its turn.
+            let turns = match count {
+                1 => retried(&marks, key, from, to),
+                _ => Duration::ZERO,
+            };
             if waited - turns > LEASE + SLACK {
                 let of_it: Vec<_> = marks.iter().filter(|it| it.key == *key).collect();
                 violations.push(format!(
