@@ -69,15 +69,18 @@ impl Counted {
         }
     }
 
-    /// What it holds, for as long as its present step takes.
-    fn cost(&self, now: Instant) -> u128 {
+    /// What it holds, for as long as its present step takes. If that is the same, the longer time costs more.
+    fn cost(&self, now: Instant) -> (u128, Duration) {
         let time = now.saturating_duration_since(self.since);
-        self.taken as u128 * time.as_micros()
+        (self.taken as u128 * time.max(QUICK).as_micros(), time)
     }
 }
 
 /// The bytes that a body must receive again and again, or it is the slowest.
 const STEP: usize = 64 * 1024;
+
+/// What a step counts at least: shorter times say more of this machine than of a sender.
+const QUICK: Duration = Duration::from_millis(100);
 
 impl Large {
     /// Makes room for `more` bytes of a body: gives up the slowest for its size. To displace a body, all others that fit
@@ -680,6 +683,24 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_body_is_not_slow_before_a_tenth_of_a_second() {
+        let bounds = bounds(100, 64);
+        let stays = |part: &'static [u8]| receive(frames([part], Poll::Pending), None, &bounds);
+        let mut small = Box::pin(stays(&[0; 20]).unwrap());
+        assert!((&mut small).now_or_never().is_none());
+        advance(Duration::from_millis(90)).await;
+        let mut large = Box::pin(stays(&[0; 40]).unwrap());
+        assert!((&mut large).now_or_never().is_none());
+        advance(Duration::from_millis(10)).await;
+
+        let mut new = Box::pin(stays(&[0; 20]).unwrap());
+        assert!((&mut new).now_or_never().is_none());
+        assert!((&mut small).now_or_never().is_none());
+        let given_up = large.now_or_never();
+        assert!(matches!(given_up, Some(Err(Refusal::Overloaded { .. }))));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_body_that_is_the_slowest_itself_is_refused() {
         let bounds = bounds(100, 64);
         let slow = Drip(interval(Duration::from_millis(50)), 40);
@@ -710,7 +731,7 @@ mod tests {
             }
             assert!((&mut goes_on).now_or_never().is_none());
             assert!((&mut held).now_or_never().is_none());
-            advance(Duration::from_millis(10)).await;
+            advance(Duration::from_millis(100)).await;
         }
         assert_eq!(bounds.used(), 3 * STEP);
         let new = frames([&PART[..]], Poll::Pending);

@@ -102,7 +102,7 @@ impl SignatureLayer {
     /// Clones of the layer share the limit. A body no longer counts once it is complete.
     /// Beyond the limit, the slowest body is given up for another, and answered with 503
     /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)): the one with the most memory, multiplied by the time since its
-    /// last 64 KiB. Bodies that were given up may take as much memory again, until their tasks have run.
+    /// last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their tasks have run.
     ///
     /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
     /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
