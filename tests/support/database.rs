@@ -46,6 +46,8 @@ impl Database {
 pub async fn connect(url: &str, connections: u32) -> PgPool {
     PgPoolOptions::new()
         .max_connections(connections)
+        // By default, a connection ends after half an hour, and with it what a test has set for its session.
+        .max_lifetime(None)
         .connect(url)
         .await
         .unwrap()
