@@ -84,7 +84,7 @@ const QUICK: Duration = Duration::from_millis(100);
 
 impl Large {
     /// Makes room for `more` bytes of a body: gives up the slowest for its size. To displace a body, all others that fit
-    /// must be as fast, which costs an attacker that multiple of its bandwidth. Returns whether there is room.
+    /// must be as fast, of which each costs an attacker its first [`STEP`] at least. Returns whether there is room.
     fn make_room(&mut self, more: usize, number: u64, limit: usize) -> bool {
         let now = Instant::now();
         while self.used + more > limit {
