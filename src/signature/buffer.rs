@@ -719,11 +719,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_goes_on_is_not_the_slowest() {
         static PART: [u8; STEP] = [7; STEP];
-        let bounds = bounds(4 * STEP, 3 * STEP);
+        let bounds = bounds(4 * STEP, 4 * STEP);
         let (mut more, body) = Channel::<Bytes, BoxError>::new(2);
         let mut goes_on = Box::pin(receive(body, Some(2 * STEP as u64), &bounds).unwrap());
-        let held = frames([&PART[..]], Poll::Pending);
-        let mut held = Box::pin(receive(held, None, &bounds).unwrap());
+        let held = frames([&PART[..]; 2], Poll::Pending);
+        let mut held = Box::pin(receive(held, Some(2 * STEP as u64), &bounds).unwrap());
         // Long bodies yield, so they are polled several times.
         for goes_on_with in [Some(&PART), None, None, Some(&PART)] {
             if let Some(part) = goes_on_with {
@@ -731,9 +731,9 @@ mod tests {
             }
             assert!((&mut goes_on).now_or_never().is_none());
             assert!((&mut held).now_or_never().is_none());
-            advance(Duration::from_millis(100)).await;
+            advance(Duration::from_millis(10)).await;
         }
-        assert_eq!(bounds.used(), 3 * STEP);
+        assert_eq!(bounds.used(), 4 * STEP);
         let new = frames([&PART[..]], Poll::Pending);
         let mut new = Box::pin(receive(new, None, &bounds).unwrap());
         assert!((&mut new).now_or_never().is_none());
