@@ -331,7 +331,7 @@ fn under_attack(
     attackers: usize,
     [genuine, held_back]: [usize; 2],
 ) -> Sent {
-    // Each attack takes both cores, so that of two at once, one starves the genuine sender of the other.
+    // Each attack takes all cores, so that of two at once, one starves the genuine sender of the other.
     static ONE: Mutex<()> = Mutex::new(());
     let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
     let target = Target {
