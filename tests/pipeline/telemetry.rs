@@ -677,7 +677,10 @@ async fn recent_problems_are_kept_once_each_and_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn events_are_counted_by_the_minute() {
+    // The minutes are those of the time of day: a new one has just begun.
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
     let recent = Recent::new();
+    advance(MINUTE - Duration::from_secs(now.as_secs() % 60)).await;
     let steps = [Step::Succeed, Step::Fail, Step::Succeed, Step::Succeed];
     let service = Webhooks::new(secret())
         .observer(recent.clone())
