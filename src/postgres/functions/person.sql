@@ -23,7 +23,11 @@ BEGIN
     FOR round IN 1..100 LOOP
         SELECT coalesce(lane, 0), CASE WHEN lane IS NULL THEN seq ELSE 0 END INTO o_lane, o_own
         FROM {schema}.events WHERE seq = p_seq;
-        IF NOT FOUND THEN RETURN; END IF;
+        IF NOT FOUND THEN
+            -- Purged since the last look.
+            o_state := NULL;
+            RETURN;
+        END IF;
 
         o_table := 'aside';
         SELECT {schema}.state_of(is_tried, crashes, NULL, due, 0) INTO o_state

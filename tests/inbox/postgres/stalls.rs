@@ -27,7 +27,7 @@ async fn lock_table(transaction: &mut PgConnection) {
 }
 
 /// How many statements wait for a lock.
-const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+pub(super) const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 #[tokio::test(flavor = "multi_thread")]

@@ -151,7 +151,8 @@ struct Function {
 pub(super) async fn plant(database: &Database) -> (Vec<Point>, Vec<String>) {
     let pool = connect(&database.url, 1).await;
     execute(&pool, POINTS).await;
-    let tables = names(&pool, "SELECT relname FROM pg_class WHERE relkind IN ('r', 'S') AND relnamespace = 'tower_webhook'::regnamespace").await;
+    // Counts are those of a process, not of a lane.
+    let tables = names(&pool, "SELECT relname FROM pg_class WHERE relkind IN ('r', 'S') AND relnamespace = 'tower_webhook'::regnamespace AND relname <> 'counts'").await;
     for table in tables.iter().filter(|table| !table.ends_with("_seq")) {
         let trigger = format!(
             "CREATE CONSTRAINT TRIGGER commits AFTER INSERT OR UPDATE OR DELETE ON tower_webhook.{table}
