@@ -39,9 +39,14 @@ pub(crate) fn to_bytes(headers: &HeaderMap) -> Option<Vec<u8>> {
     }
     let mut bytes = Vec::new();
     for (name, value) in headers {
-        bytes.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\n"].concat());
+        bytes.extend(line(name, value.as_bytes()));
     }
     Some(bytes)
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) fn line(name: &HeaderName, value: &[u8]) -> Vec<u8> {
+    [name.as_str().as_bytes(), b": ", value, b"\n"].concat()
 }
 
 /// Parses stored headers, and skips lines that are not valid headers.

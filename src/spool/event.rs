@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::delivery::{RawDelivery, SPOOLED};
 use crate::inbox::event::{Failure, Namespace, NewEvent, TakenEvent};
+use crate::inbox::headers;
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
 /// What the file has no column for: namespace, key, guard, chat, retention in seconds, and outcome and reason of a dead
@@ -23,48 +24,40 @@ struct Rest(
     Option<(String, String)>,
 );
 
-/// Two numbers in hexadecimal, as JSON has none of this size.
-#[derive(Serialize, Deserialize)]
-struct Digests(String);
+/// Those of a key, as numbers.
+type Digests = (u128, u128);
 
-impl Digests {
-    fn of(key: &EventKey) -> Self {
-        Self(format!("{:032x}{:032x}", key.key(), key.body()))
-    }
-
-    fn key(&self) -> Option<EventKey> {
-        let number = |text| u128::from_str_radix(text, 16).ok();
-        let (key, body) = self.0.split_at_checked(32)?;
-        Some(EventKey::of_digests(number(key)?, number(body)?))
-    }
+fn digests(key: &EventKey) -> Digests {
+    (key.key(), key.body())
 }
 
-/// The event as the file gets it. Its key is known there until the event is forwarded.
-pub(super) fn pack(mut event: NewEvent) -> Option<NewEvent> {
+fn key((key, body): Digests) -> EventKey {
+    EventKey::of_digests(key, body)
+}
+
+/// The event as the file gets it, and the line that the file adds to its headers. Its key is known there until the event is
+/// forwarded.
+pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_json::Error> {
     // A delivery without a key is stored once, too, if its acceptance is tried again.
     let key = *event
         .key
         .get_or_insert_with(|| EventKey::of_digests(fastrand::u128(..), 0));
     let rest = Rest(
         event.namespace.0,
-        Digests::of(&key),
-        event.guard.as_ref().map(Digests::of),
+        digests(&key),
+        event.guard.as_ref().map(digests),
         event.chat.clone(),
         event.retain.as_secs(),
         event.dead.take().map(|dead| (dead.outcome, dead.reason)),
     );
-    // JSON escapes all characters that no header may have, but this one.
-    let rest = serde_json::to_string(&rest)
-        .ok()?
-        .replace('\x7f', "\\u007f");
-    let mut headers = event.delivery.headers().clone();
-    headers.insert(SPOOLED, HeaderValue::from_bytes(rest.as_bytes()).ok()?);
-    Some(NewEvent {
-        namespace: Namespace::default(),
-        retain: Duration::ZERO,
-        delivery: event.delivery.with_headers(headers),
-        ..event
-    })
+    let mut rest = serde_json::to_string(&rest)?;
+    // JSON escapes all other characters that no header may have.
+    if rest.contains('\x7f') {
+        rest = rest.replace('\x7f', "\\u007f");
+    }
+    event.namespace = Namespace::default();
+    event.retain = Duration::ZERO;
+    Ok((event, headers::line(&SPOOLED, rest.as_bytes())))
 }
 
 /// The event as its queue gets it. `None` if the file has it in another form.
@@ -72,7 +65,7 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let delivery = &taken.delivery;
     let mut headers = delivery.headers().clone();
     let rest = headers.remove(&SPOOLED)?;
-    let Rest(namespace, key, guard, chat, retain, dead) =
+    let Rest(namespace, digests, guard, chat, retain, dead) =
         serde_json::from_slice(rest.as_bytes()).ok()?;
     let spooled_at = delivery.accepted_at()?.duration_since(UNIX_EPOCH).ok()?;
     let spooled_at = u64::try_from(spooled_at.as_millis()).ok()?;
@@ -86,8 +79,8 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
             delivery.body().clone(),
         )
         .with_headers(headers),
-        key: Some(key.key()?),
-        guard: guard.as_ref().map(Digests::key).unwrap_or_default(),
+        key: Some(key(digests)),
+        guard: guard.map(key),
         chat,
         lane: taken.lane,
         // At least: it begins when the event is forwarded.

@@ -397,12 +397,10 @@ impl<Q: Queue> Shared<Q> {
     /// Stores an event in the file.
     async fn store(&self, event: NewEvent, storing: Storing<'_>) -> Result<Accepted, StoreError> {
         self.check_room(event.delivery.body().len()).await?;
-        let Some(event) = event::pack(event) else {
-            let reason = "a name of the event cannot be kept in a spool";
-            return Err(StoreError::new(StoreErrorKind::Corrupt, reason));
-        };
-        let accepted = self.with_room(|| self.file.accept(event.clone(), None));
-        let accepted = accepted.await?;
+        let packed = event::pack(event);
+        let packed = packed.map_err(|error| StoreError::new(StoreErrorKind::Corrupt, error))?;
+        let packed = Arc::new(packed);
+        let accepted = self.with_room(|| self.file.store(&packed)).await?;
         drop(storing);
         Ok(match accepted {
             Accepted::New { .. } => Accepted::Spooled,

@@ -89,17 +89,23 @@ pub(super) fn open(
     machine: Machine,
     checkpoint_every: i32,
 ) -> Result<Engine, OpenError> {
-    open_as(&FORMAT, path, machine, checkpoint_every)
+    open_as(&FORMAT, Purge::default(), path, machine, checkpoint_every)
 }
 
 pub(super) fn open_as(
     format: &'static Format,
+    purge: Purge,
     path: &Path,
     machine: Machine,
     checkpoint_every: i32,
 ) -> Result<Engine, OpenError> {
-    let upkeep = vec![Box::<Purge>::default() as _];
-    Engine::open(path, format, upkeep, machine, checkpoint_every)
+    Engine::open(
+        path,
+        format,
+        vec![Box::new(purge)],
+        machine,
+        checkpoint_every,
+    )
 }
 
 partial_debug!(SqliteStore, |it| path = it.engine.path());

@@ -40,7 +40,7 @@ const COMPLETE: &str = "
 const NEXT: &str = sql!(
     "
     SELECT id, iif(
-        max(keep_until, iif(done, keep_until, lease_until)) < ?1,
+        max(keep_until, iif(done, keep_until, lease_until)) < ?1 AND ifnull(event, 0) < ?3,
         event IS NULL OR NOT EXISTS (
             SELECT 1 FROM events WHERE seq = event AND state IN ($Unsettled, $Dead)
         ),
@@ -48,6 +48,7 @@ const NEXT: &str = sql!(
     )
     FROM keys WHERE id > ?2 ORDER BY id"
 );
+const UNSETTLED: &str = "SELECT ifnull(min(seq), 9223372036854775807) FROM work";
 const DROP: &str = "DELETE FROM keys WHERE id = ?1";
 
 // Of the inbox.
@@ -264,9 +265,21 @@ const ROWS_PER_CALL: u16 = 2;
 /// In the order of their ids, which needs no index: they expire in about that order.
 #[derive(Default)]
 pub(in crate::sqlite) struct Purge {
+    /// Passes over the keys of the first unsettled event and of all after it.
+    in_order: bool,
     seen: i64,
     /// How many ids are passed over if they cannot be read: ever more, to get past damage.
     skip: i64,
+}
+
+impl Purge {
+    /// For a file whose events are settled in about their order, and whose keys have expired by then.
+    pub(in crate::sqlite) fn in_order() -> Self {
+        Self {
+            in_order: true,
+            ..Self::default()
+        }
+    }
 }
 
 impl Upkeep for Purge {
@@ -286,8 +299,12 @@ impl Upkeep for Purge {
         };
         let mut expired = Vec::new();
         let (mut last, mut left) = (from, rows);
+        let unsettled: i64 = match self.in_order {
+            true => tx.prepare(UNSETTLED)?.query_row([], |row| row.get(0))?,
+            false => i64::MAX,
+        };
         let mut next = tx.prepare(NEXT)?;
-        let mut next = next.query(params![tx.now, from])?;
+        let mut next = next.query(params![tx.now, from, unsettled])?;
         while left > 0
             && let Some(row) = next.next()?
         {

@@ -36,7 +36,13 @@ pub(super) fn last(tx: &mut Tx<'_>) -> Result<i64> {
     Ok(last)
 }
 
-pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> Result<Accepted> {
+/// Accepts an event, with a line that a spool adds to its headers, or none.
+pub(super) fn accept(
+    tx: &mut Tx<'_>,
+    event: &NewEvent,
+    line: &[u8],
+    take: Option<&Take>,
+) -> Result<Accepted> {
     let guard = event
         .guard
         .filter(|guard| event.key.is_none_or(|key| key.key() != guard.key()));
@@ -59,7 +65,7 @@ pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> 
 
     // After the keys, as a copy of a delivery may have any kind.
     let kind = kinds::find(tx, event.namespace, delivery.kind())?;
-    insert(tx, event, seq, kind.id, keep_until)?;
+    insert(tx, event, line, seq, kind.id, keep_until)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
         row::fail(tx, seq, failure)?;
@@ -97,8 +103,17 @@ pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> 
 }
 
 /// Writes an event and its body.
-fn insert(tx: &mut Tx<'_>, event: &NewEvent, seq: i64, kind: i64, keep_until: i64) -> Result<()> {
+fn insert(
+    tx: &mut Tx<'_>,
+    event: &NewEvent,
+    line: &[u8],
+    seq: i64,
+    kind: i64,
+    keep_until: i64,
+) -> Result<()> {
     let delivery = &event.delivery;
+    let mut headers = headers::to_bytes(delivery.headers()).unwrap_or_default();
+    headers.extend_from_slice(line);
     tx.prepare(INSERT)?.execute(params![
         seq,
         kind,
@@ -114,7 +129,7 @@ fn insert(tx: &mut Tx<'_>, event: &NewEvent, seq: i64, kind: i64, keep_until: i6
     ])?;
     tx.prepare(INSERT_BODY)?.execute(params![
         seq,
-        headers::to_bytes(delivery.headers()),
+        (!headers.is_empty()).then_some(headers),
         &delivery.body()[..]
     ])?;
     *tx.memo() = Last(Some(seq));

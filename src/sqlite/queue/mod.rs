@@ -156,7 +156,7 @@ impl Work for SqliteQueue {
         let take = take.cloned();
         self.run_for(Need::Durable, move |tx, is_awaited| {
             let take = take.as_ref().filter(|_| is_awaited);
-            accept::accept(tx, &event, take)
+            accept::accept(tx, &event, &[], take)
         })
         .await
     }

@@ -2,15 +2,16 @@
 
 use std::error::Error;
 use std::path::Path;
+use std::sync::Arc;
 
 use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
-use super::SqliteQueue;
-use crate::inbox::event::{EventLease, Settlement, Take};
-use crate::inbox::queue::Settled;
+use super::{SqliteQueue, accept};
+use crate::inbox::event::{EventLease, NewEvent, Settlement, Take};
+use crate::inbox::queue::{Accepted, Settled};
 use crate::sqlite::engine::{Need, PAGE, Tx, clock};
-use crate::sqlite::keys;
+use crate::sqlite::keys::{self, rows::Purge};
 use crate::sqlite::schema::{SPOOL, sql};
 use crate::store::{OpenError, StoreError};
 
@@ -23,7 +24,7 @@ impl SqliteQueue {
     /// Opens a spool, and creates it if there is no file. Its log is moved when it has a quarter of the room for it.
     pub(crate) fn open_spool(path: &Path, log_room: u64) -> Result<Self, OpenError> {
         let every = pages(log_room / 4);
-        let engine = keys::open_as(&SPOOL, path, clock::machine(), every)?;
+        let engine = keys::open_as(&SPOOL, Purge::in_order(), path, clock::machine(), every)?;
         Ok(Self { engine })
     }
 
@@ -49,6 +50,19 @@ impl SqliteQueue {
             Ok(())
         });
         set.await
+    }
+
+    /// Accepts an event that nobody takes yet, with a line that is added to its headers.
+    pub(crate) async fn store(
+        &self,
+        packed: &Arc<(NewEvent, Vec<u8>)>,
+    ) -> Result<Accepted, StoreError> {
+        let packed = Arc::clone(packed);
+        let store = self.run(Need::Durable, move |tx| {
+            let (event, line) = &*packed;
+            accept::accept(tx, event, line, None)
+        });
+        store.await
     }
 
     /// Settles an event, which does not wait for the disk: one that comes back after a loss of power is a duplicate for the

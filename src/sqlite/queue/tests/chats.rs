@@ -124,7 +124,7 @@ async fn a_run_is_written_whole() {
     queue.skip_to(RUN - 2).await;
     queue.add(event(1)).await;
     let rolled_back = queue.run(Need::Durable, |tx| {
-        accept::accept(tx, &event(1), None)?;
+        accept::accept(tx, &event(1), &[], None)?;
         Err::<(), _>(rusqlite::Error::InvalidQuery)
     });
     rolled_back.await.unwrap_err();

@@ -279,7 +279,7 @@ async fn calls_of_one_transaction_see_each_other() {
         let mut events = Vec::new();
         for (key, paused) in [(1, false), (2, true), (2, true), (3, false)] {
             kinds::pause(tx, Some(&kind), paused.then_some(""))?;
-            let accepted = accept::accept(tx, &keyed(key, key as u64), Some(&take()))?;
+            let accepted = accept::accept(tx, &keyed(key, key as u64), &[], Some(&take()))?;
             events.push(match accepted {
                 Accepted::New { id, taken } => Some((id.0, taken.is_some())),
                 _ => None,

@@ -46,6 +46,38 @@ async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
 }
 
 #[tokio::test]
+async fn keys_of_a_spool_are_dropped_when_their_events_are_forwarded() {
+    let desk = Desk::new();
+    let spool = SqliteQueue::open_spool(&desk.path(), 1 << 20).unwrap();
+    for key in 0..20 {
+        let event = NewEvent {
+            retain: Duration::ZERO,
+            ..keyed(1, key)
+        };
+        let stored = spool.store(&Arc::new((event, Vec::new()))).await.unwrap();
+        assert!(matches!(stored, Accepted::New { .. }));
+    }
+    let mut taken = spool.take_some(1).await.into_iter().next();
+    for left in [10, 0] {
+        for _ in 0..10 {
+            let (now, next) = (taken.take().unwrap(), take());
+            let forwarded = spool.forwarded(&now.lease, &Settlement::Handled, Some(&next));
+            let Settled::Ended(next) = forwarded.await.unwrap() else {
+                panic!("nobody else forwards");
+            };
+            taken = next.map(|next| *next);
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        spool.purge_all(Duration::ZERO).await;
+        // Each looks at two rows.
+        for _ in 0..20 {
+            spool.run(Need::Write, |_| Ok(())).await.unwrap();
+        }
+        assert_eq!(spool.sql("SELECT count(*) FROM keys").await, left);
+    }
+}
+
+#[tokio::test]
 async fn forget_finds_all_events_of_a_chat() {
     let desk = Desk::new();
     let queue = desk.open();
