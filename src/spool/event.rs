@@ -64,7 +64,8 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
 pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let delivery = &taken.delivery;
     let mut headers = delivery.headers().clone();
-    let rest = headers.remove(&SPOOLED)?;
+    // The file has added the last one.
+    let rest = headers.get_all(&SPOOLED).iter().next_back()?.clone();
     let Rest(namespace, digests, guard, chat, retain, dead) =
         serde_json::from_slice(rest.as_bytes()).ok()?;
     let spooled_at = delivery.accepted_at()?.duration_since(UNIX_EPOCH).ok()?;
@@ -87,6 +88,12 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
         retain: Duration::from_secs(retain),
         dead,
     })
+}
+
+/// The digests of the keys under which the file knows the event.
+pub(super) fn keys(event: &NewEvent) -> Vec<u128> {
+    let keys = [event.key, event.guard].into_iter().flatten();
+    keys.map(|key| key.key()).collect()
 }
 
 /// When the event was stored in the file.

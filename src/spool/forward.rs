@@ -184,14 +184,17 @@ impl<Q: Queue> Shared<Q> {
             let is_refused = refusals
                 .get(&id)
                 .is_some_and(|tries| *tries >= MOST_REFUSALS);
-            let settlement = match self.forward_one(&taken, forgotten).await {
+            let event = event::unpack(&taken);
+            let keys = event.as_ref().map(event::keys).unwrap_or_default();
+            let settlement = match self.forward_one(&taken, event, forgotten).await {
                 Ok(settlement) => settlement,
                 Err(error) if is_refused => refused(id, &Chain(&error).to_string()),
                 Err(error) => return Ok((accepted, Some((id, error)))),
             };
             accepted += 1;
             let next_of_chat = (accepted < TURN).then_some(take);
-            let settle = || self.file.forwarded(&taken.lease, &settlement, next_of_chat);
+            let (file, lease) = (&self.file, &taken.lease);
+            let settle = || file.forwarded(lease, &settlement, &keys, next_of_chat);
             let settled = self.with_room(settle).await?;
             self.gate.forwarded();
             next = match settled {
@@ -202,13 +205,14 @@ impl<Q: Queue> Shared<Q> {
         Ok((accepted, None))
     }
 
-    /// Has the queue accept an event, and returns what becomes of it in the file.
+    /// Has the queue accept an event, if it could be read, and returns what becomes of it in the file.
     async fn forward_one(
         &self,
         taken: &TakenEvent,
+        event: Option<NewEvent>,
         forgotten: &ForgottenChats,
     ) -> Result<Settlement, StoreError> {
-        let Some(mut event) = event::unpack(taken) else {
+        let Some(mut event) = event else {
             return Ok(refused(
                 taken.lease.id,
                 "it is not in the form in which a spool stores events",

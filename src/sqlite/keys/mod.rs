@@ -89,7 +89,7 @@ pub(super) fn open(
     machine: Machine,
     checkpoint_every: i32,
 ) -> Result<Engine, OpenError> {
-    open_as(&FORMAT, Purge::default(), path, machine, checkpoint_every)
+    open_as(&FORMAT, Purge::each(1), path, machine, checkpoint_every)
 }
 
 pub(super) fn open_as(

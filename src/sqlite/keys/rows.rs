@@ -40,7 +40,7 @@ const COMPLETE: &str = "
 const NEXT: &str = sql!(
     "
     SELECT id, iif(
-        max(keep_until, iif(done, keep_until, lease_until)) < ?1 AND ifnull(event, 0) < ?3,
+        max(keep_until, iif(done, keep_until, lease_until)) < ?1,
         event IS NULL OR NOT EXISTS (
             SELECT 1 FROM events WHERE seq = event AND state IN ($Unsettled, $Dead)
         ),
@@ -48,7 +48,6 @@ const NEXT: &str = sql!(
     )
     FROM keys WHERE id > ?2 ORDER BY id"
 );
-const UNSETTLED: &str = "SELECT ifnull(min(seq), 9223372036854775807) FROM work";
 const DROP: &str = "DELETE FROM keys WHERE id = ?1";
 
 // Of the inbox.
@@ -61,6 +60,7 @@ const AGAIN_OF_EVENT: &str = "
     SET body = ?2, event = ?3, fence = NULL, attempt = 1, done = 1, lease_until = 0, keep_until = ?4
     WHERE id = ?1";
 const EVENT: &str = "SELECT ifnull(event, 0) FROM keys WHERE key = ?1 AND done";
+const DROP_OF_EVENT: &str = "DELETE FROM keys WHERE key = ?1 AND event = ?2";
 
 #[cfg(test)]
 pub(in crate::sqlite) const STATEMENTS: &[&str] = &[
@@ -209,6 +209,13 @@ pub(in crate::sqlite) fn event(tx: &Tx<'_>, key: u128) -> Result<Option<i64>> {
     event.optional()
 }
 
+/// Drops the key of an event, if it is still of this one.
+pub(in crate::sqlite) fn drop_of_event(tx: &Tx<'_>, key: u128, event: i64) -> Result<()> {
+    tx.prepare(DROP_OF_EVENT)?
+        .execute(params![key.to_be_bytes(), event])?;
+    Ok(())
+}
+
 /// Records the key as that of an event, unless it is done or in flight.
 pub(in crate::sqlite) fn record(
     tx: &Tx<'_>,
@@ -265,18 +272,18 @@ const ROWS_PER_CALL: u16 = 2;
 /// In the order of their ids, which needs no index: they expire in about that order.
 #[derive(Default)]
 pub(in crate::sqlite) struct Purge {
-    /// Passes over the keys of the first unsettled event and of all after it.
-    in_order: bool,
+    every: u32,
+    steps: u32,
     seen: i64,
     /// How many ids are passed over if they cannot be read: ever more, to get past damage.
     skip: i64,
 }
 
 impl Purge {
-    /// For a file whose events are settled in about their order, and whose keys have expired by then.
-    pub(in crate::sqlite) fn in_order() -> Self {
+    /// One of so many steps looks at rows.
+    pub(in crate::sqlite) fn each(every: u32) -> Self {
         Self {
-            in_order: true,
+            every,
             ..Self::default()
         }
     }
@@ -286,6 +293,10 @@ impl Upkeep for Purge {
     fn step(&mut self, tx: &Tx<'_>, calls: u16) -> Result<()> {
         const FARTHEST: i64 = 1 << 20;
 
+        self.steps = self.steps.wrapping_add(1);
+        if !self.steps.is_multiple_of(self.every) {
+            return Ok(());
+        }
         // Before anything can fail, so that the next step looks at other rows.
         let rows = ROWS_PER_CALL * calls;
         let from = self.seen;
@@ -299,12 +310,8 @@ impl Upkeep for Purge {
         };
         let mut expired = Vec::new();
         let (mut last, mut left) = (from, rows);
-        let unsettled: i64 = match self.in_order {
-            true => tx.prepare(UNSETTLED)?.query_row([], |row| row.get(0))?,
-            false => i64::MAX,
-        };
         let mut next = tx.prepare(NEXT)?;
-        let mut next = next.query(params![tx.now, from, unsettled])?;
+        let mut next = next.query(params![tx.now, from])?;
         while left > 0
             && let Some(row) = next.next()?
         {

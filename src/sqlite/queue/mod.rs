@@ -130,21 +130,6 @@ impl SqliteQueue {
         drop(caller);
         result
     }
-
-    async fn settle_as(
-        &self,
-        need: Need,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
-        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
-        self.run_for(need, move |tx, is_awaited| {
-            let next = next.as_ref().filter(|_| is_awaited);
-            settle::settle(tx, &lease, &settlement, next)
-        })
-        .await
-    }
 }
 
 partial_debug!(SqliteQueue, |it| path = it.engine.path());
@@ -196,7 +181,12 @@ impl Work for SqliteQueue {
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        self.settle_as(Need::Durable, lease, settlement, next).await
+        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
+        self.run_for(Need::Durable, move |tx, is_awaited| {
+            let next = next.as_ref().filter(|_| is_awaited);
+            settle::settle(tx, &lease, &settlement, next)
+        })
+        .await
     }
 
     async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {

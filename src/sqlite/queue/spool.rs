@@ -7,11 +7,12 @@ use std::sync::Arc;
 use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
-use super::{SqliteQueue, accept};
+use super::{SqliteQueue, accept, settle};
 use crate::inbox::event::{EventLease, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled};
 use crate::sqlite::engine::{Need, PAGE, Tx, clock};
-use crate::sqlite::keys::{self, rows::Purge};
+use crate::sqlite::keys;
+use crate::sqlite::keys::rows::{self, Purge};
 use crate::sqlite::schema::{SPOOL, sql};
 use crate::store::{OpenError, StoreError};
 
@@ -24,7 +25,8 @@ impl SqliteQueue {
     /// Opens a spool, and creates it if there is no file. Its log is moved when it has a quarter of the room for it.
     pub(crate) fn open_spool(path: &Path, log_room: u64) -> Result<Self, OpenError> {
         let every = pages(log_room / 4);
-        let engine = keys::open_as(&SPOOL, Purge::in_order(), path, clock::machine(), every)?;
+        // Most keys are dropped with their events, and others rarely.
+        let engine = keys::open_as(&SPOOL, Purge::each(16), path, clock::machine(), every)?;
         Ok(Self { engine })
     }
 
@@ -65,15 +67,28 @@ impl SqliteQueue {
         store.await
     }
 
-    /// Settles an event, which does not wait for the disk: one that comes back after a loss of power is a duplicate for the
-    /// queue, for as long as that keeps its key.
+    /// Settles an event, and drops its keys if it is handled. It does not wait for the disk: an event that comes back after a
+    /// loss of power is a duplicate for the queue, for as long as that keeps its key.
     pub(crate) async fn forwarded(
         &self,
         lease: &EventLease,
         settlement: &Settlement,
+        keys: &[u128],
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        self.settle_as(Need::Write, lease, settlement, next).await
+        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
+        let keys = keys.to_vec();
+        self.run_for(Need::Write, move |tx, is_awaited| {
+            let next = next.as_ref().filter(|_| is_awaited);
+            let settled = settle::settle(tx, &lease, &settlement, next)?;
+            if let (Settlement::Handled, Settled::Ended(_)) = (&settlement, &settled) {
+                for key in &keys {
+                    rows::drop_of_event(tx, *key, lease.id.0)?;
+                }
+            }
+            Ok(settled)
+        })
+        .await
     }
 
     /// Ends all leases: for the one process that has the file, while it holds none.

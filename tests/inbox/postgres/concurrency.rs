@@ -18,8 +18,7 @@ use tower_webhook::postgres::PostgresQueue;
 use support::database::{Database, count, execute};
 
 use super::processes::two_processes;
-use super::stalls::WAITING;
-use super::{LEASE, MISPLACED, accept, end, event, failure, key, take};
+use super::{LEASE, MISPLACED, event, failure, key, take};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
@@ -183,24 +182,6 @@ async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
     let running = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     assert_eq!(count(&pool, running).await, 0);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn event_that_is_purged_while_a_person_changes_it_is_not_found() {
-    let database = Database::create().await;
-    let (queue, pool) = (database.queue().await, database.pool(1).await);
-    let other = database.pool(1).await;
-    let (id, taken) = accept(&queue, event(None, None)).await;
-    end(&queue, &taken.unwrap(), Settlement::Handled).await;
-    let mut purge = pool.begin().await.unwrap();
-    let delete = "DELETE FROM tower_webhook.ended; DELETE FROM tower_webhook.events";
-    sqlx::raw_sql(delete).execute(&mut *purge).await.unwrap();
-    let redrive = tokio::spawn(async move { queue.redrive(id, None, &By::default()).await });
-    while count(&other, WAITING).await == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    purge.commit().await.unwrap();
-    assert_eq!(redrive.await.unwrap().unwrap(), Change::NotFound);
 }
 
 /// Calls at one time share a statement.

@@ -27,7 +27,7 @@ async fn lock_table(transaction: &mut PgConnection) {
 }
 
 /// How many statements wait for a lock.
-pub(super) const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
     WHERE datname = current_database() AND wait_event_type = 'Lock'";
 
 #[tokio::test(flavor = "multi_thread")]
@@ -92,6 +92,24 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     });
     claimed.await.expect("they are due before their leases end");
     assert!(taken.iter().all(|taken| taken.crashes == 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_is_purged_while_a_person_changes_it_is_not_found() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let other = database.pool(1).await;
+    let (id, taken) = accept(&queue, event(None, None)).await;
+    end(&queue, &taken.unwrap(), Settlement::Handled).await;
+    let mut purge = pool.begin().await.unwrap();
+    let delete = "DELETE FROM tower_webhook.ended; DELETE FROM tower_webhook.events";
+    sqlx::raw_sql(delete).execute(&mut *purge).await.unwrap();
+    let redrive = tokio::spawn(async move { queue.redrive(id, None, &By::default()).await });
+    while count(&other, WAITING).await == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    purge.commit().await.unwrap();
+    assert_eq!(redrive.await.unwrap().unwrap(), Change::NotFound);
 }
 
 /// All connections are in use while claims are given up, as when a server that was away takes few connections yet.

@@ -363,6 +363,11 @@ enum Less {
     IsDueLater,
 }
 
+/// Whether an operation locks an event that was set aside before the head of its lane.
+fn locks_first(op: Op) -> bool {
+    matches!(op, Op::Redrive | Op::Discard | Op::Forget)
+}
+
 /// What the queue in memory makes of two operations, one after the other.
 async fn serial(lanes: Lanes, ops: [Op; 2]) -> BTreeSet<String> {
     let (mut outcomes, next) = (BTreeSet::new(), queue::take(HOUR));
@@ -387,7 +392,9 @@ async fn serial(lanes: Lanes, ops: [Op; 2]) -> BTreeSet<String> {
                 // Claims find it.
                 Op::Accept if is_less => side.accept("8", None).await,
                 Op::AcceptAgain if is_less => side.accept("1", None).await,
-                Op::Settle(end) if is_less && lanes == Lanes::Aside => {
+                Op::Settle(end)
+                    if is_less && lanes == Lanes::Aside && locks_first(ops[1 - who]) =>
+                {
                     side.settle(&end.settlement(), None).await
                 }
                 Op::Settle(End::Skip) if less == Less::IsDueLater => {
