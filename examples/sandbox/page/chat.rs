@@ -7,12 +7,10 @@ use tower_webhook::sandbox::{EventFilter, EventReport, SimulatedChat};
 
 use super::Document;
 use super::overview::last_result;
-use super::parts::{action, clip, state, time};
+use super::parts::{MAX_TEXT, action, clip, state, time};
 use crate::desk::{Desk, Notice};
 
 const MAX_EVENTS: usize = 30;
-/// The longest text of a message in the table, in bytes of HTML.
-const MAX_TEXT: usize = 300;
 
 /// The steps that a button has: the name in the URL, and the text.
 const STEPS: [(&str, &str); 5] = [

@@ -7,7 +7,9 @@ use tower_webhook::sandbox::{
 };
 
 use super::event::filter_form;
-use super::parts::{STATES, action, chat, clip, gauge, outcome, result, slug, state, time, took};
+use super::parts::{
+    MAX_TEXT, STATES, action, chat, clip, gauge, outcome, result, slug, state, time, took,
+};
 use super::{Document, minutes};
 use crate::desk::{Desk, MAX_RATE, Notice};
 
@@ -268,7 +270,7 @@ fn keys(keys: &[ApiKey]) -> Markup {
                     tbody {
                         @for key in keys.iter().rev().take(MAX_KEYS) {
                             tr {
-                                td.wide { (clip(&key.description, 400).0) }
+                                td.wide { (clip(&key.description, MAX_TEXT).0) }
                                 td { (time(key.created_at)) }
                             }
                         }

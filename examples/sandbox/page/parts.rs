@@ -6,8 +6,8 @@ use maud::{Markup, html};
 use tower_webhook::event::{EventKind, Timestamp};
 use tower_webhook::sandbox::{Attempt, AttemptResult, EventReport, EventState};
 
-/// The longest reason that is shown in a table, in bytes of HTML.
-const MAX_REASON: usize = 300;
+/// The longest text that is shown in a table, in bytes of HTML.
+pub(crate) const MAX_TEXT: usize = 250;
 
 /// The name of a state in URLs.
 pub(crate) fn slug(state: EventState) -> &'static str {
@@ -50,7 +50,7 @@ pub(crate) fn result(attempt: &Attempt) -> Markup {
 pub(crate) fn outcome(result: &AttemptResult) -> Markup {
     let class = if result.is_delivered() { "good" } else { "bad" };
     let text = result.to_string();
-    let (text, is_whole) = clip(&text, MAX_REASON);
+    let (text, is_whole) = clip(&text, MAX_TEXT);
     html! { b class=(class) { (text) @if !is_whole { "…" } } }
 }
 

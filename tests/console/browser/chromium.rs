@@ -43,6 +43,32 @@ pub(crate) enum Input {
     Keyboard,
 }
 
+/// Starts chromedriver, and returns it with its port.
+async fn driver() -> (Program, String) {
+    // It ends if its port of IPv4 is not free in IPv6.
+    for _ in 0..5 {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("out");
+        let child = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdout(File::create(&out).unwrap())
+            .spawn();
+        let child = installed(child, "chromedriver", "chromium-driver");
+        let mut driver = Program { child, dir };
+        let port = until("chromedriver's port", async || {
+            let has_ended = driver.child.try_wait().unwrap().is_some();
+            let out = fs::read_to_string(&out).unwrap();
+            let port = out.split_once("successfully on port ");
+            let port = port.and_then(|(_, port)| port.split_once('.'));
+            (has_ended || port.is_some()).then(|| port.map(|(port, _)| port.to_owned()))
+        });
+        if let Some(port) = port.await {
+            return (driver, port);
+        }
+    }
+    panic!("chromedriver has ended five times");
+}
+
 /// A browser window.
 #[derive(Clone, Debug)]
 pub(crate) struct Window {
@@ -74,21 +100,7 @@ impl Window {
 
     /// Opens a page, and closes the browser when the test has ended.
     pub(crate) async fn open<F: Future>(self, url: &str, test: impl FnOnce(Page) -> F) {
-        let dir = TempDir::new().unwrap();
-        let out = dir.path().join("out");
-        let driver = Command::new("chromedriver")
-            .arg("--port=0")
-            .stdout(File::create(&out).unwrap())
-            .spawn();
-        let driver = installed(driver, "chromedriver", "chromium-driver");
-        let _driver = Program { child: driver, dir };
-        let port = until("chromedriver's port", async || {
-            let out = fs::read_to_string(&out).unwrap();
-            let (_, port) = out.split_once("successfully on port ")?;
-            port.split_once('.').map(|(port, _)| port.to_owned())
-        })
-        .await;
-
+        let (_driver, port) = driver().await;
         let profile = TempDir::new().unwrap();
         let mut flags = [
             "--headless=new",
