@@ -637,6 +637,8 @@ mod tests {
                 .is_ok()
         );
         assert_eq!(bounds.used(), 40);
+        // Both fitted exactly.
+        assert!((&mut held).now_or_never().is_none());
         drop(held);
         assert_eq!(bounds.used(), 0);
 
@@ -680,6 +682,26 @@ mod tests {
         }
         assert!((&mut last).now_or_never().is_none());
         assert_eq!(bounds.used(), 64);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_costs_its_memory_for_its_time() {
+        let bounds = bounds(100, 64);
+        let stays = |part: &'static [u8]| receive(frames([part], Poll::Pending), None, &bounds);
+        let mut small = Box::pin(stays(&[0; 10]).unwrap());
+        assert!((&mut small).now_or_never().is_none());
+        advance(Duration::from_millis(300)).await;
+        let mut large = Box::pin(stays(&[0; 40]).unwrap());
+        assert!((&mut large).now_or_never().is_none());
+        advance(Duration::from_millis(200)).await;
+
+        // 40 bytes for 200 ms are more than 10 for 500 ms.
+        let mut new = Box::pin(stays(&[0; 20]).unwrap());
+        assert!((&mut new).now_or_never().is_none());
+        let given_up = large.now_or_never();
+        assert!(matches!(given_up, Some(Err(Refusal::Overloaded { .. }))));
+        assert!((&mut small).now_or_never().is_none());
+        assert_eq!(bounds.used(), 10 + 20);
     }
 
     #[tokio::test(start_paused = true)]

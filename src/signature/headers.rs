@@ -198,6 +198,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_key_of_an_unverified_request_is_that_of_one_header() {
+        let key = |sender: &Sender| {
+            let name = key_header(&HeaderMap::new(), sender);
+            name.map(|name| name.to_string())
+        };
+        assert_eq!(key(&Sender::default()).unwrap(), "idempotency-key");
+        assert_eq!(key(&Sender::standard_webhooks()).unwrap(), "webhook-id");
+        // It is in the body.
+        assert_eq!(key(&Sender::stripe()), None);
+    }
+
+    #[test]
     fn a_declared_length_is_a_number() {
         let all = |values: &[&str]| {
             let headers = values

@@ -73,3 +73,17 @@ fn unguessable() -> Vec<u8> {
     let word = |_| RandomState::new().build_hasher().finish().to_be_bytes();
     (0..4).flat_map(word).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_keys_are_told_apart_from_others_in_the_log() {
+        let digest = |text| Secret::from(PublicKey::new(text).unwrap()).digest();
+        let one = "d3ee6bf0d1b8966e44d188bc9fcb079e93ffe2a4ae2112b7214262c59ac49b4b";
+        assert_eq!(digest(one), digest(one));
+        let other = "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=";
+        assert_ne!(digest(one), digest(other));
+    }
+}

@@ -79,7 +79,6 @@ impl Refusal {
         // Otherwise a flood of one kind would hide another kind.
         let reason = match self {
             Self::InvalidSignature(error) => error.as_str(),
-            Self::InvalidChallenge(reason) => reason,
             _ => self.name(),
         };
         if let Some(left_out) = throttle.admit(reason) {

@@ -252,6 +252,11 @@ fn keys_are_read_as_senders_show_them() {
     let off_the_curve = "02".to_owned() + &"0".repeat(62);
     let (cut, pem) = (&spki[..56], format!("-----BEGIN PUBLIC KEY-----\n{spki}"));
     let not_p256 = P256[1].replace("qw==", "rw==");
+    // The head of an uncompressed point, and a compressed one, whose first byte says whether y is odd.
+    let mut compressed = BASE64_STANDARD.decode(P256[1]).unwrap();
+    compressed[26] = 2 + compressed[90] % 2;
+    compressed.truncate(26 + 33);
+    let compressed = BASE64_STANDARD.encode(compressed);
     for (key, reason) in [
         ("", "write it as 64 hex digits"),
         ("secret", "write it as 64 hex digits"),
@@ -266,6 +271,7 @@ fn keys_are_read_as_senders_show_them() {
             "it is no point of the curve of Ed25519",
         ),
         (not_p256.as_str(), "it is no point of P-256"),
+        (compressed.as_str(), "write it as 64 hex digits"),
     ]
     .into_iter()
     .chain(weak.map(|key| (key, "it is weak: of small order")))
