@@ -203,4 +203,29 @@ mod tests {
         }
         assert!(!reserve.give_up(0));
     }
+
+    #[test]
+    fn the_reserve_is_the_room_that_the_files_do_not_use() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("spool.db");
+        let mut reserve = Reserve::lock(&path, 2 * CHUNK, true).unwrap();
+        let grow = |end, chunks| {
+            let file = File::create(beside(&path, end)).unwrap();
+            file.set_len(chunks * CHUNK).unwrap();
+        };
+        let length = || beside(&path, RESERVE).metadata().unwrap().len();
+        reserve.hold().unwrap();
+        assert_eq!((reserve.bytes(), length()), (4 * CHUNK, 4 * CHUNK));
+        grow("", 1);
+        grow("-wal", 2);
+        reserve.follow();
+        assert_eq!((reserve.bytes(), length()), (CHUNK, CHUNK));
+        grow("-wal", 0);
+        // It grows again only when it is held.
+        reserve.follow();
+        assert_eq!(length(), CHUNK);
+        reserve.hold().unwrap();
+        assert_eq!((reserve.bytes(), length()), (3 * CHUNK, 3 * CHUNK));
+        assert_eq!(log_room(1 << 40), 256 << 20);
+    }
 }

@@ -194,6 +194,41 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn a_status_is_one_line() {
+        let mut status = Status {
+            events: 12,
+            ..Status::default()
+        };
+        assert_eq!(status.to_string(), "12 events");
+        status.oldest = Some(Duration::from_millis(3999));
+        status.full_in = Some(Duration::from_secs(179));
+        status.refused = 1;
+        let line = "12 events, the oldest 3 s ago, full in 2 minutes, 1 refused";
+        assert_eq!(status.to_string(), line);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_file_is_full_in_a_time_that_follows_from_the_last_minute() {
+        let mut measured = Measured::default();
+        for (passed, bytes, full_in) in [
+            (0, 1_000, None),
+            (10, 2_000, Some(80)),
+            // From what it had 60 s ago.
+            (60, 5_000, Some(100)),
+            (1, 5_000, None),
+            (61, 5_000, None),
+            (1, 4_000, None),
+            (1, 11_000, Some(0)),
+        ] {
+            advance(Duration::from_secs(passed)).await;
+            measured.see(Instant::now(), bytes, 10_000);
+            let seconds = measured.status.full_in.map(|it| it.as_secs());
+            assert_eq!(seconds, full_in, "{bytes}");
+            assert_eq!(measured.status.bytes, bytes);
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn counts_take_a_fiftieth_of_the_time() {
         let mut measured = Measured::default();

@@ -21,7 +21,7 @@ use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Work};
 use tower_webhook::inbox::{
-    By, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, Which, WorkerHandle,
+    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, Which, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
@@ -53,6 +53,8 @@ struct Faults {
     loses_answers: AtomicBool,
     /// Another process handles events under all keys.
     holds_keys: AtomicBool,
+    /// It was restored from a backup: events are not found.
+    loses_events: AtomicBool,
 }
 
 impl Remote {
@@ -107,7 +109,14 @@ impl Work for Remote {
         }
     }
 
-    forward!(claim take extend settle find purge size counts jobs);
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        match self.faults.loses_events.load(Ordering::SeqCst) {
+            true => Ok(None),
+            false => self.inner()?.find(key).await,
+        }
+    }
+
+    forward!(claim take extend settle purge size counts jobs);
 }
 
 impl Records for Remote {
@@ -652,6 +661,29 @@ async fn an_event_is_put_aside_only_while_others_are_accepted() {
     assert_eq!(desk.spooled.refused().await.unwrap(), 0);
     assert_eq!(desk.spooled.flush(Duration::ZERO).await, 1);
     assert_eq!(log.events().len(), 1, "{}", log.text());
+}
+
+#[tokio::test]
+async fn an_older_database_is_reported_with_the_newest_event_that_it_lacks() {
+    for is_older in [false, true] {
+        let log = Log::capture(Level::ERROR);
+        let desk = Desk::open().await;
+        for n in [1, 2] {
+            assert_eq!(desk.send(event("a", n)).await, 200);
+        }
+        desk.handled(2).await;
+        let newest = desk.events().await[1].id.0.to_string();
+        desk.remote.down(true);
+        assert_eq!(desk.send(event("a", 3)).await, 200);
+        desk.remote.set(|faults| &faults.loses_events, is_older);
+        desk.remote.down(false);
+        desk.flushed().await;
+        assert_eq!(desk.send(event("a", 4)).await, 200);
+        desk.handled(4).await;
+        let reported = log.events();
+        let events: Vec<_> = reported.iter().map(|it| it["event"].clone()).collect();
+        assert_eq!(events, Vec::from_iter(is_older.then_some(newest)));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
