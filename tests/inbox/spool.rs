@@ -680,9 +680,10 @@ async fn an_older_database_is_reported_with_the_newest_event_that_it_lacks() {
         desk.flushed().await;
         assert_eq!(desk.send(event("a", 4)).await, 200);
         desk.handled(4).await;
-        let reported = log.events();
-        let events: Vec<_> = reported.iter().map(|it| it["event"].clone()).collect();
-        assert_eq!(events, Vec::from_iter(is_older.then_some(newest)));
+        let mut reported = log.events();
+        reported.retain(|it| it["message"].starts_with("the queue has lost this event"));
+        let reported: Vec<_> = reported.iter().map(|it| &it["event"]).collect();
+        assert_eq!(reported, Vec::from_iter(is_older.then_some(&newest)));
     }
 }
 
