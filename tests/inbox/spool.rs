@@ -349,6 +349,20 @@ async fn a_delivery_without_a_key_is_never_stored_twice() {
     assert_eq!(desk.events().await.len(), 2);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_body_that_was_spooled_is_known_by_its_replay_guard() {
+    let desk = Desk::with(|inbox| inbox.replay_guard(), |spool| spool).await;
+    let keyless = || delivery(r#"{"id":"a","rating":1}"#);
+    desk.remote.down(true);
+    assert_eq!(desk.send(keyless()).await, 200);
+    desk.remote.down(false);
+    desk.flushed().await;
+    desk.handled(1).await;
+    assert_eq!(desk.send(keyless()).await, 200);
+    assert_eq!(desk.send(keyless().key("another")).await, 422);
+    assert_eq!(desk.events().await.len(), 1);
+}
+
 /// Events of chats come one after another, while the queue goes away and comes back in every way.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_handled_twice() {
