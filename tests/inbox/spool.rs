@@ -351,7 +351,7 @@ async fn a_delivery_without_a_key_is_never_stored_twice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_was_spooled_is_known_by_its_replay_guard() {
-    let desk = Desk::with(|inbox| inbox.replay_guard(), |spool| spool).await;
+    let desk = Desk::with(Inbox::replay_guard, |spool| spool).await;
     let keyless = || delivery(r#"{"id":"a","rating":1}"#);
     desk.remote.down(true);
     assert_eq!(desk.send(keyless()).await, 200);
