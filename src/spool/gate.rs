@@ -149,6 +149,7 @@ mod tests {
         for stored in 1..=3 {
             let quiet = gate.quiet().unwrap();
             let storing = gate.turn();
+            assert!(gate.is_busy());
             gate.empty(quiet);
             assert_eq!(gate.quiet(), None);
             drop(storing);
