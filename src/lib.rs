@@ -240,6 +240,7 @@ mod outcome;
 mod private;
 mod router;
 mod sender;
+mod task;
 mod throttle;
 #[cfg(any(feature = "admin", feature = "sandbox"))]
 mod tls;

@@ -130,12 +130,12 @@ fn line_and_column(text: &str, start: usize) -> (usize, usize) {
 
 impl Entry {
     fn route(self, args: &Options) -> Result<Route, String> {
-        let which = Which::of(
-            self.sender,
-            self.sender_url,
-            self.sender_token_file,
-            self.header_prefix,
-        );
+        let which = Which {
+            sender: self.sender,
+            sender_url: self.sender_url,
+            sender_token_file: self.sender_token_file,
+            header_prefix: self.header_prefix,
+        };
         let sender = which
             .read()
             .map_err(|error| format!("`sender`: {}", chain(error.as_ref())))?;

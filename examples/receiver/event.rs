@@ -152,7 +152,7 @@ fn line(delivery: &RawDelivery, route: Option<&str>) -> anyhow::Result<String> {
         key: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         attempt: Option<NonZeroU32>,
-        #[serde(skip_serializing_if = "is_false")]
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
         redriven: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         route: Option<&'a str>,
@@ -166,12 +166,4 @@ fn line(delivery: &RawDelivery, route: Option<&str>) -> anyhow::Result<String> {
         route,
     };
     Ok(line_with_payload(&head, delivery.json()?)?)
-}
-
-#[allow(
-    clippy::trivially_copy_pass_by_ref,
-    reason = "serde passes a reference"
-)]
-fn is_false(value: &bool) -> bool {
-    !value
 }

@@ -42,7 +42,7 @@ pub(crate) struct Which {
         env = "WEBHOOK_SENDER",
         hide_env_values = true
     )]
-    sender: Option<String>,
+    pub(crate) sender: Option<String>,
 
     /// The URL as it is configured at a sender that signs it, such as Square
     #[arg(
@@ -52,7 +52,7 @@ pub(crate) struct Which {
         hide_env_values = true,
         requires = "sender"
     )]
-    sender_url: Option<String>,
+    pub(crate) sender_url: Option<String>,
 
     /// A file with the token by which the sender proves its challenges, such as Meta's verify token
     #[arg(
@@ -62,7 +62,7 @@ pub(crate) struct Which {
         hide_env_values = true,
         requires = "sender"
     )]
-    sender_token_file: Option<PathBuf>,
+    pub(crate) sender_token_file: Option<PathBuf>,
 
     /// The brand in the header names of the chat platform: `acme` is X-Acme-Event instead of X-Service-Event
     #[arg(
@@ -72,25 +72,10 @@ pub(crate) struct Which {
         hide_env_values = true,
         conflicts_with = "sender"
     )]
-    header_prefix: Option<String>,
+    pub(crate) header_prefix: Option<String>,
 }
 
 impl Which {
-    /// That of the fields of a file, which mean the same as the options.
-    pub(crate) fn of(
-        sender: Option<String>,
-        sender_url: Option<String>,
-        sender_token_file: Option<PathBuf>,
-        header_prefix: Option<String>,
-    ) -> Self {
-        Self {
-            sender,
-            sender_url,
-            sender_token_file,
-            header_prefix,
-        }
-    }
-
     /// Returns the sender, or exits if there is none of this name.
     pub(crate) fn sender(&self) -> Sender {
         let sender = self.read();
@@ -114,7 +99,7 @@ impl Which {
             (None, None) => platform,
         };
         match &self.sender_token_file {
-            Some(file) => with_token(sender, file),
+            Some(file) => Ok(sender.with_challenge_token(first_line(file)?)?),
             None => Ok(sender),
         }
     }
@@ -166,11 +151,6 @@ impl Which {
             .map(|(name, value)| format!(" --{name} {value}"))
             .collect()
     }
-}
-
-/// The sender with the token in the first line of a file.
-fn with_token(sender: Sender, file: &Path) -> anyhow::Result<Sender> {
-    Ok(sender.with_challenge_token(first_line(file)?)?)
 }
 
 pub(crate) fn first_line(file: &Path) -> anyhow::Result<String> {

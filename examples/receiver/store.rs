@@ -145,9 +145,10 @@ fn redis_at(url: &str) -> Result<Place, String> {
     match redis::Client::open(url) {
         Ok(_) => Ok(Place::Redis(url.to_owned())),
         // The crate has no kind for this error, only its text.
-        Err(error) if error.to_string().contains("TLS") => {
-            Err(without_tls("redis,redis/tokio-rustls-comp,rustls/ring"))
-        }
+        Err(error) if error.to_string().contains("TLS") => Err(rebuilt(
+            "TLS to a store",
+            "redis,redis/tokio-rustls-comp,rustls/ring",
+        )),
         Err(error) => Err(format!(
             "the store's URL is invalid: {error}; use one such as \
              `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
@@ -168,22 +169,17 @@ fn postgres_at(url: &str) -> Result<Place, String> {
 
 #[cfg(not(feature = "sqlite"))]
 fn sqlite_at(_: &str) -> Result<Place, String> {
-    Err(not_built_in("sqlite"))
+    Err(rebuilt("that store", "sqlite"))
 }
 
 #[cfg(not(feature = "redis"))]
 fn redis_at(_: &str) -> Result<Place, String> {
-    Err(not_built_in("redis"))
+    Err(rebuilt("that store", "redis"))
 }
 
 #[cfg(not(feature = "postgres"))]
 fn postgres_at(_: &str) -> Result<Place, String> {
-    Err(not_built_in("postgres"))
-}
-
-#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "postgres")))]
-fn not_built_in(feature: &str) -> String {
-    rebuilt("that store", feature)
+    Err(rebuilt("that store", "postgres"))
 }
 
 /// Says how to run this program with other features.
@@ -325,7 +321,10 @@ async fn open_postgres<T>(
     opened.map_err(|error| {
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
-            without_tls("postgres,sqlx/tls-rustls-ring-native-roots")
+            rebuilt(
+                "TLS to a store",
+                "postgres,sqlx/tls-rustls-ring-native-roots",
+            )
         } else {
             format!(
                 "the store at {address} cannot be used: check that the server is running, that the \
@@ -334,9 +333,4 @@ async fn open_postgres<T>(
         };
         error.context(advice)
     })
-}
-
-#[cfg(any(feature = "redis", feature = "postgres"))]
-fn without_tls(features: &str) -> String {
-    rebuilt("TLS to a store", features)
 }

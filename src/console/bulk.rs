@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::guard::known;
@@ -21,6 +21,7 @@ use crate::inbox::{
     KindStats, Page, Stats, Which,
 };
 use crate::store::StoreError;
+use crate::task::AbortOnDrop;
 
 /// A change of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,34 +100,6 @@ pub(super) async fn seen_now(inbox: &dyn Operations) -> Result<(Option<Seen>, Ag
     Ok((newest.map(|newest| Seen { newest, at }), (stats, age)))
 }
 
-async fn preview(
-    inbox: &dyn Operations,
-    filter: &Filter,
-    seen: Option<Seen>,
-    stats: Option<&Aged>,
-) -> Result<Counted, StoreError> {
-    if let Some(counted) = stats.and_then(|stats| by_stats(stats, filter)) {
-        return Ok(counted);
-    }
-    let began = Instant::now();
-    let mut page = Page::oldest(STEP);
-    let mut events = 0;
-    loop {
-        let left = SEARCH.saturating_sub(began.elapsed());
-        let listed = inbox.list(filter, page.within(left)).await?;
-        let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
-        events += listed.events.iter().filter(has).count();
-        page.after = listed.next(STEP);
-        let is_more = page.after.is_some();
-        if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
-            return Ok(Counted {
-                events: events.min(COUNT_UP_TO),
-                is_more,
-            });
-        }
-    }
-}
-
 /// The number of events, if the counts of the queue have it.
 fn by_stats((stats, age): &Aged, filter: &Filter) -> Option<Counted> {
     let count = |kind: &KindStats, state: &EventState| match state {
@@ -182,7 +155,7 @@ pub(super) struct Jobs {
     previews: Semaphore,
     exports: Arc<Semaphore>,
     begun: Arc<Notify>,
-    runner: OnceLock<AbortHandle>,
+    runner: OnceLock<AbortOnDrop>,
 }
 
 /// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
@@ -195,14 +168,6 @@ impl Default for Jobs {
             exports: Arc::new(Semaphore::new(TURNS)),
             begun: Arc::default(),
             runner: OnceLock::new(),
-        }
-    }
-}
-
-impl Drop for Jobs {
-    fn drop(&mut self) {
-        if let Some(runner) = self.runner.get() {
-            runner.abort();
         }
     }
 }
@@ -221,7 +186,26 @@ impl Jobs {
         stats: Option<&Aged>,
     ) -> Result<Counted, StoreError> {
         let _turn = self.previews.acquire().await;
-        preview(inbox, filter, seen, stats).await
+        if let Some(counted) = stats.and_then(|stats| by_stats(stats, filter)) {
+            return Ok(counted);
+        }
+        let began = Instant::now();
+        let mut page = Page::oldest(STEP);
+        let mut events = 0;
+        loop {
+            let left = SEARCH.saturating_sub(began.elapsed());
+            let listed = inbox.list(filter, page.within(left)).await?;
+            let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
+            events += listed.events.iter().filter(has).count();
+            page.after = listed.next(STEP);
+            let is_more = page.after.is_some();
+            if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
+                return Ok(Counted {
+                    events: events.min(COUNT_UP_TO),
+                    is_more,
+                });
+            }
+        }
     }
 
     /// Runs the jobs of the queue from now on, also those that another process has begun.
@@ -229,7 +213,7 @@ impl Jobs {
         if let (None, Ok(runtime)) = (self.runner.get(), Handle::try_current()) {
             let run = run_all(Arc::downgrade(inbox), Arc::clone(&self.begun));
             self.runner
-                .get_or_init(|| runtime.spawn(run).abort_handle());
+                .get_or_init(|| AbortOnDrop(runtime.spawn(run).abort_handle()));
         }
     }
 

@@ -15,7 +15,6 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument;
@@ -25,13 +24,13 @@ use super::event::{Lane, Namespace, NewEvent};
 use super::handle::{Inbox, Settings, Shared};
 use super::headers;
 use super::queue::{Accepted, Queue};
-use super::workers::Room;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::RawDelivery;
 use crate::idempotency;
 use crate::outcome::Outcome;
 use crate::store::{Identity, StoreError};
+use crate::task::AbortOnDrop;
 use crate::telemetry::{Kept, Observation};
 use crate::verified::Verified;
 
@@ -49,7 +48,7 @@ pub struct Accept<Q> {
 #[derive(Debug)]
 struct Counting {
     kept: Vec<Kept>,
-    task: OnceLock<AbortHandle>,
+    task: OnceLock<AbortOnDrop>,
 }
 
 impl Counting {
@@ -60,16 +59,8 @@ impl Counting {
         self.task.get_or_init(|| {
             let (inbox, kept) = (inbox.clone(), self.kept.clone());
             let count = async move { inbox.shared.keep_counts(&inbox.settings, &kept).await };
-            tokio::spawn(count).abort_handle()
+            AbortOnDrop(tokio::spawn(count).abort_handle())
         });
-    }
-}
-
-impl Drop for Counting {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.get() {
-            task.abort();
-        }
     }
 }
 
@@ -237,7 +228,9 @@ async fn accept<Q: Queue>(
     let dead = event.dead.as_ref();
     let dead = dead.map(|failure| (event.delivery.kind().clone(), failure.reason.clone()));
     let asked = Instant::now();
-    let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
+    let accepting = shared
+        .queue
+        .accept(event, room.as_ref().map(|room| &*room.take));
     // Longer than the client waits: what takes effect late is handled here, too.
     let limit = settings.limits.lease();
     let result = settings.call_within(limit, "accept", accepting).await;
@@ -268,7 +261,7 @@ async fn accept<Q: Queue>(
     let is_new = matches!(answered, Ok(Outcome::Accepted));
     let _ = answer.send(answered);
     match (taken, room) {
-        (Some(event), Some(room)) => room.handle(*event, asked).await,
+        (Some(event), Some(room)) => (room.start)(*event, asked).await,
         // All workers were busy, and one of them may be free by now.
         (None, None) if is_new => shared.workers.wake(),
         _ => {}

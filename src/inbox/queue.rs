@@ -61,8 +61,12 @@ also_for_arc! {
     ///
     /// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
     ///
-    /// A future that is dropped before it is ready may or may not have taken effect. No method has a default, so that no
-    /// queue inherits a race.
+    /// # Errors
+    ///
+    /// Each method fails when the queue cannot be reached or does not work. It may or may not have taken effect then, as
+    /// when its future is dropped before it is ready.
+    ///
+    /// No method has a default, so that no queue inherits a race.
     pub trait Work: Send + Sync + 'static {
         /// Whether other processes may use the same events. If so, a worker asks for events regularly.
         const SHARED: bool;
@@ -72,10 +76,6 @@ also_for_arc! {
         ///
         /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
         /// and is the first one in its lane.
-        ///
-        /// # Errors
-        ///
-        /// When the queue cannot be reached or does not work. In that case, the event may or may not have been stored.
         async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
 
         /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
@@ -83,25 +83,13 @@ also_for_arc! {
         /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
         ///
         /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims, StoreError>;
 
         /// Takes one event before those that have been due for longer, if it can be taken as by [`claim`](Self::claim).
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
 
         /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
         /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn extend(&self, leases: &[EventLease], lease: Duration) -> Result<Vec<Option<bool>>, StoreError>;
 
         /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
@@ -109,10 +97,6 @@ also_for_arc! {
         /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
         ///
         /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn settle(
             &self,
             lease: &EventLease,
@@ -124,79 +108,39 @@ also_for_arc! {
         /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
         /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
         /// completed in a store that shares its keys with the queue.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
 
         /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
         /// ago, settled events whose retention has expired, old [actions](Records::actions), and old
         /// [counts](Self::counts). Dead letters stay. Returns whether there may be more to
         /// delete.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
 
         /// Begins a job, and returns its number. It is free to be [taken](Self::take_job).
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError>;
 
         /// Takes the oldest job that is running and that nobody holds, for `lease`.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError>;
 
         /// Changes the next events of a job and notes how far it is, in one atomic step. Returns whether the lease was
         /// still held and the job was running. If not, nothing was changed.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError>;
 
         /// Cancels a job, and returns whether it was running. No event is changed after that.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
 
         /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
         /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
 
         /// Returns the counts of all processes.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError>;
 
         /// Returns the size of the queue in bytes, without room that it can reuse.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn size(&self) -> Result<u64, StoreError>;
 
         /// Returns a number that the tables of the queue got when they were made, and keep in a backup. Other tables have
         /// another one, so that nobody mistakes them for these.
-        ///
-        /// # Errors
-        ///
-        /// As for [`accept`](Self::accept).
         async fn identity(&self) -> Result<i64, StoreError>;
     }
 }

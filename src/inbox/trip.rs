@@ -51,16 +51,6 @@ pub(super) struct Probe {
     number: u64,
 }
 
-/// The effect of an attempt on its kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Changed {
-    Nothing,
-    /// The kind is tripped from now on.
-    Tripped,
-    /// The kind is no longer tripped.
-    Resumed,
-}
-
 /// Whether an outcome shows that the handler of the event's kind works. `None` if it shows nothing.
 pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
     match outcome {
@@ -118,24 +108,21 @@ impl Trips {
         true
     }
 
-    pub(super) fn succeeded(&mut self, kind: &EventKind) -> Changed {
-        match self.kinds.remove(kind) {
-            Some(Trip {
-                tripped: Some(_), ..
-            }) => Changed::Resumed,
-            _ => Changed::Nothing,
-        }
+    /// Notes a success, and returns whether that ends a trip of the kind.
+    pub(super) fn succeeded(&mut self, kind: &EventKind) -> bool {
+        let trip = self.kinds.remove(kind);
+        trip.is_some_and(|trip| trip.tripped.is_some())
     }
 
-    /// Notes a failure. `lane` is the event's lane, or the event itself.
-    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> Changed {
+    /// Notes a failure, and returns whether it trips the kind. `lane` is the event's lane, or the event itself.
+    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> bool {
         let trip = self.kinds.entry(kind.clone()).or_default();
         if trip.tripped.is_some() {
-            return Changed::Nothing;
+            return false;
         }
         trip.lanes.insert(lane);
         if trip.lanes.len() < self.limit {
-            return Changed::Nothing;
+            return false;
         }
         trip.lanes = HashSet::new();
         let next = Instant::now() + SHORTEST;
@@ -146,7 +133,7 @@ impl Trips {
             wanted: None,
             earliest: next,
         });
-        Changed::Tripped
+        true
     }
 
     /// Plans the next probe, unless this one succeeded.
@@ -216,14 +203,14 @@ mod tests {
     async fn failures_in_different_lanes_trip_a_kind() {
         let mut trips = Trips::new(3);
         for lane in [1, 1, 1, 2, 2] {
-            assert_eq!(trips.failed(&KIND, lane), Changed::Nothing);
+            assert!(!trips.failed(&KIND, lane));
         }
         let other = trips.failed(&EventKind::CHAT_CLOSED, 3);
-        assert_eq!(other, Changed::Nothing);
-        assert_eq!(trips.failed(&KIND, 3), Changed::Tripped);
+        assert!(!other);
+        assert!(trips.failed(&KIND, 3));
         let tripped: Vec<_> = trips.tripped().map(|(kind, _)| kind.clone()).collect();
         assert_eq!(tripped, [KIND]);
-        assert_eq!(trips.failed(&KIND, 4), Changed::Nothing);
+        assert!(!trips.failed(&KIND, 4));
     }
 
     #[test]
@@ -238,9 +225,9 @@ mod tests {
     async fn a_success_ends_the_count() {
         let mut trips = Trips::new(2);
         for lane in 0..10 {
-            assert_eq!(trips.failed(&KIND, lane), Changed::Nothing);
+            assert!(!trips.failed(&KIND, lane));
             assert!(!trips.is_empty());
-            assert_eq!(trips.succeeded(&KIND), Changed::Nothing);
+            assert!(!trips.succeeded(&KIND));
         }
         assert!(trips.is_empty());
     }
@@ -265,14 +252,14 @@ mod tests {
             assert!(numbers.insert(probe.number));
             assert_eq!(trips.begin_probe(), None, "one probe at a time");
             assert_eq!(trips.next_probe(), None);
-            assert_eq!(trips.failed(&KIND, 2), Changed::Nothing);
+            assert!(!trips.failed(&KIND, 2));
             assert_eq!(trips.next_probe(), None, "the probe has not ended");
             trips.probe_ended(&probe);
             let next = trips.next_probe();
             trips.probe_ended(&probe);
             assert_eq!(trips.next_probe(), next, "it ended twice");
         }
-        assert_eq!(trips.succeeded(&KIND), Changed::Resumed);
+        assert!(trips.succeeded(&KIND));
         assert_eq!(trips.next_probe(), None);
     }
 

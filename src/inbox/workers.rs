@@ -1,10 +1,9 @@
 //! The workers of an inbox in this process, which get events in the step that accepts them.
 
 use std::collections::BTreeMap;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 
+use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::event::{EventId, NewEvent, Take, TakenEvent};
@@ -13,8 +12,6 @@ use crate::lock::lock;
 
 /// Ends an attempt of an event that was given up.
 pub(super) type Revocation = Box<dyn FnOnce() + Send>;
-
-pub(super) type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The workers of an inbox in this process.
 #[derive(Clone, Default)]
@@ -126,16 +123,6 @@ impl Place {
 /// Room for one event in a worker.
 pub(super) struct Room {
     pub(super) take: Arc<Take>,
-    pub(super) start: Box<dyn FnOnce(TakenEvent, Instant) -> BoxFuture + Send>,
-}
-
-impl Room {
-    pub(super) fn take(&self) -> &Take {
-        &self.take
-    }
-
-    /// Handles an event whose lease was requested at `asked`, and those of its lane that follow.
-    pub(super) async fn handle(self, event: TakenEvent, asked: Instant) {
-        (self.start)(event, asked).await;
-    }
+    /// Handles an event whose lease was requested at the time given, and those of its lane that follow.
+    pub(super) start: Box<dyn FnOnce(TakenEvent, Instant) -> BoxFuture<'static, ()> + Send>,
 }

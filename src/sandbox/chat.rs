@@ -50,7 +50,7 @@ impl SimulatedChat {
     /// Returns the chat's identifier: [`EventReport::chat`](super::EventReport::chat).
     #[must_use]
     pub fn id(&self) -> String {
-        self.sandbox.lock().chats[self.index].id()
+        self.sandbox.lock().chats[self.index].data.id()
     }
 
     /// Returns the chat's data, which the payloads of its events are made from.

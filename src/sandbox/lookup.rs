@@ -52,20 +52,21 @@ impl Sandbox {
     #[must_use]
     pub fn report(&self) -> Report {
         Report {
-            events: self.lock().reports().collect(),
+            events: self.oldest(&EventFilter::default(), None, usize::MAX),
         }
     }
 
     /// Returns the report on one event, or `None` if there is no event with this number.
     #[must_use]
     pub fn event(&self, id: EventId) -> Option<EventReport> {
-        self.lock().report_of(id)
+        let state = self.lock();
+        state.events.get(id.0).map(|event| state.report(event))
     }
 
     /// Returns the reports on the latest `most` events, newest first.
     #[must_use]
     pub fn latest(&self, most: usize) -> Vec<EventReport> {
-        self.lock().reports().rev().take(most).collect()
+        self.newest(&EventFilter::default(), None, most)
     }
 
     /// Returns the number of events that a filter selects.
@@ -145,7 +146,11 @@ impl Sandbox {
     /// one that was created first.
     #[must_use]
     pub fn find_chat(&self, id: &str) -> Option<SimulatedChat> {
-        let index = self.lock().chats.iter().position(|chat| chat.id() == id)?;
+        let index = self
+            .lock()
+            .chats
+            .iter()
+            .position(|chat| chat.data.id() == id)?;
         Some(SimulatedChat::new(self.clone(), index))
     }
 

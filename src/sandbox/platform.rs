@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use http::{Request, Response};
 use tokio::sync::broadcast;
-use tokio::task::AbortHandle;
 use tower_service::Service;
 
 use super::api_fault::ApiFault;
@@ -19,6 +18,7 @@ use super::state::State;
 use super::target::{self, Body, Target};
 use crate::event::{EventKind, Timestamp, sample};
 use crate::signature::Secret;
+use crate::task::AbortOnDrop;
 
 /// The simulated platform. See the [module](super) for an example.
 ///
@@ -27,15 +27,7 @@ use crate::signature::Secret;
 #[derive(Clone)]
 pub struct Sandbox {
     pub(super) shared: Arc<Shared>,
-    _engine: Arc<Engine>,
-}
-
-struct Engine(AbortHandle);
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    _engine: Arc<AbortOnDrop>,
 }
 
 impl Sandbox {
@@ -161,7 +153,7 @@ impl Sandbox {
         let engine = tokio::spawn(Arc::clone(&shared).run());
         Self {
             shared,
-            _engine: Arc::new(Engine(engine.abort_handle())),
+            _engine: Arc::new(AbortOnDrop(engine.abort_handle())),
         }
     }
 

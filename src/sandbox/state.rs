@@ -64,12 +64,6 @@ pub(super) struct ChatState {
     overtaken: Arc<Notify>,
 }
 
-impl ChatState {
-    pub(super) fn id(&self) -> String {
-        self.data.id()
-    }
-}
-
 pub(super) struct EventRecord {
     pub(super) report: EventReport,
     /// `None` for a test event.
@@ -183,7 +177,7 @@ impl State {
             report: EventReport {
                 id,
                 kind,
-                chat: chat.map(|chat| self.chats[chat].id()),
+                chat: chat.map(|chat| self.chats[chat].data.id()),
                 key,
                 arose_at: self.clock.timestamp(now),
                 body,
@@ -281,14 +275,6 @@ impl State {
     /// Whether nothing happens any more without another call.
     pub(super) fn is_finished(&self) -> bool {
         self.timers.is_empty() && self.due.is_empty() && self.in_flight == 0
-    }
-
-    pub(super) fn reports(&self) -> impl DoubleEndedIterator<Item = EventReport> {
-        self.events.iter().map(|event| self.report(event))
-    }
-
-    pub(super) fn report_of(&self, EventId(id): EventId) -> Option<EventReport> {
-        self.events.get(id).map(|event| self.report(event))
     }
 
     pub(super) fn report(&self, event: &EventRecord) -> EventReport {

@@ -255,7 +255,7 @@ impl Sender {
         }
     }
 
-    fn is_wrong(&self, reason: &str) -> ConfigError {
+    pub(crate) fn is_wrong(&self, reason: &str) -> ConfigError {
         ConfigError::Sender {
             name: self.name().to_owned(),
             reason: reason.to_owned(),

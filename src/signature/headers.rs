@@ -32,10 +32,17 @@ pub(super) fn kind_and_key(
     sender: &Sender,
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    match sender.form() {
-        Form::Chat(names) => of_chat(headers, names, require_key),
-        Form::Described(it) => of_described(headers, body, it, require_key),
+    if !is_plain_json(headers) {
+        return Err(Refusal::UnsupportedMediaType);
     }
+    let (kind, key) = match sender.form() {
+        Form::Chat(names) => of_chat(headers, names)?,
+        Form::Described(it) => of_described(headers, body, it)?,
+    };
+    if require_key && key.is_none() {
+        return Err(Refusal::MissingKey);
+    }
+    Ok((kind, key))
 }
 
 /// The kind that the headers of an unverified request name.
@@ -68,11 +75,7 @@ fn of_described(
     headers: &HeaderMap,
     body: &[u8],
     sender: &Described,
-    require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    if !is_plain_json(headers) {
-        return Err(Refusal::UnsupportedMediaType);
-    }
     let scheme = sender.scheme(headers);
     let kind = match &scheme.kind {
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
@@ -85,11 +88,7 @@ fn of_described(
     let kind = kind.ok_or_else(|| {
         Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
     })?;
-    let key = described_key(headers, body, &scheme.key)?;
-    if require_key && key.is_none() {
-        return Err(Refusal::MissingKey);
-    }
-    Ok((kind, key))
+    Ok((kind, described_key(headers, body, &scheme.key)?))
 }
 
 fn described_key(
@@ -141,20 +140,12 @@ fn not_there(error: &serde_json::Error) -> Refusal {
 fn of_chat(
     headers: &HeaderMap,
     names: &Names,
-    require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    if !is_plain_json(headers) {
-        return Err(Refusal::UnsupportedMediaType);
-    }
     let kind = kind(headers, &names.event)?;
     if !kind.is_token() {
         return Err(Refusal::InvalidEventHeader);
     }
-    let key = key(headers, &names.key)?;
-    if require_key && key.is_none() {
-        return Err(Refusal::MissingKey);
-    }
-    Ok((kind, key))
+    Ok((kind, key(headers, &names.key)?))
 }
 
 fn is_plain_json(headers: &HeaderMap) -> bool {

@@ -72,10 +72,7 @@ impl<S: Clone> Signature<S> {
             ("sort of key", old.is_asymmetric() != sender.is_asymmetric()),
         ];
         if let Some((what, _)) = changed.into_iter().find(|(_, has_changed)| *has_changed) {
-            return Err(ConfigError::Sender {
-                name: old.name().to_owned(),
-                reason: format!("its {what} has changed: this needs a restart"),
-            });
+            return Err(old.is_wrong(&format!("its {what} has changed: this needs a restart")));
         }
         sender.check()?;
         check(&sender, &secrets)?;

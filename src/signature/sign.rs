@@ -51,10 +51,8 @@ impl Sender {
                         let tag = tag(secret, scheme, [&before, delivery.body(), &after])?;
                         scheme.header(&tag, now)
                     });
-                    let (name, value) = signed.ok_or_else(|| ConfigError::Sender {
-                        name: self.name().to_owned(),
-                        reason: "a header that it signs is missing: set the key, or add it to the delivery"
-                            .to_owned(),
+                    let (name, value) = signed.ok_or_else(|| {
+                        self.is_wrong("a header that it signs is missing: set the key, or add it to the delivery")
                     })?;
                     headers.insert(name, value);
                 }
@@ -69,10 +67,7 @@ pub(super) fn check(sender: &Sender, secrets: &Secrets) -> Result<(), ConfigErro
     let current = secrets.current();
     let Form::Described(it) = sender.form() else {
         return match current.iter().any(Secret::is_public) {
-            true => Err(wrong(
-                sender,
-                "it signs with a secret, not with a public key",
-            )),
+            true => Err(sender.is_wrong("it signs with a secret, not with a public key")),
             false => Ok(()),
         };
     };
@@ -119,12 +114,5 @@ fn unsuited(sender: &Sender, scheme: &Scheme, signs: bool) -> ConfigError {
         }
         (_, SecretCoding::Hex) => "a secret is not written in its form: hex digits",
     };
-    wrong(sender, reason)
-}
-
-fn wrong(sender: &Sender, reason: &str) -> ConfigError {
-    ConfigError::Sender {
-        name: sender.name().to_owned(),
-        reason: reason.to_owned(),
-    }
+    sender.is_wrong(reason)
 }

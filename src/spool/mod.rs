@@ -34,8 +34,8 @@
 //! # How it works
 //!
 //! - While the queue can be reached and the file is empty, events go to the queue.
-//! - After one acceptance that fails or takes longer than a second, they go to the file, and the queue is asked again each
-//!   second. A delivery with a key whose acceptance failed goes to the file in the same request.
+//! - After one acceptance that fails (but not for damaged data) or takes longer than a second, they go to the file, and the
+//!   queue is asked again each second. A delivery with a key whose acceptance failed goes to the file in the same request.
 //! - Then all events of the process go through the file, in their order, until it is empty. An error of the queue makes all
 //!   of them wait. Their bodies are deleted from the file when the queue has them.
 //! - If the file is full, or its disk fails, the response is 503. Its room is reserved at the start, in a file `-reserve`
@@ -64,10 +64,10 @@
 //!
 //! # The file
 //!
-//! It belongs to one process, which locks it, and to one database, whose tables have a number. A file that is in use, full,
-//! damaged, an inbox, or in front of another database is refused with exit code 1, and nothing in it is lost. If the
-//! database comes back with other tables, events stay in the file until the right ones are back. A database that was
-//! restored from a backup has the same number, and gets the events of the file. If it lacks the last event that this
+//! It belongs to one process, which locks it, and to one database, whose tables have a number. A file that is in use,
+//! damaged, an inbox, in front of another database, or on a disk without room is refused with exit code 1, and nothing in
+//! it is lost. If the database comes back with other tables, events stay in the file until the right ones are back. A
+//! database that was restored from a backup has the same number, and gets the events of the file. If it lacks the last event that this
 //! process had stored in it, an `ERROR` says so with the next event that it stores: what was acknowledged since the backup
 //! is lost. A process that was restarted meanwhile does not notice.
 //!
@@ -97,7 +97,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
-use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use self::gate::{Gate, Storing, Way};
@@ -120,6 +120,7 @@ use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
 use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+use crate::task::AbortOnDrop;
 use crate::telemetry::{Count, CountsOf};
 
 /// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
@@ -218,7 +219,7 @@ impl Spool {
         let task = tokio::spawn(forward::run(Arc::clone(&shared)));
         Ok(Spooled {
             shared,
-            task: Arc::new(Task(task.abort_handle())),
+            task: Arc::new(AbortOnDrop(task.abort_handle())),
         })
     }
 }
@@ -230,15 +231,7 @@ impl Spool {
 /// file then stays there.
 pub struct Spooled<Q> {
     shared: Arc<Shared<Q>>,
-    task: Arc<Task>,
-}
-
-struct Task(AbortHandle);
-
-impl Drop for Task {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+    task: Arc<AbortOnDrop>,
 }
 
 struct Shared<Q> {

@@ -1,7 +1,6 @@
 //! The errors of all stores.
 
 use std::error::Error;
-use std::fmt;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use super::{OpenError, OpenErrorKind};
@@ -58,15 +57,11 @@ impl StoreError {
     }
 }
 
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            StoreErrorKind::Unavailable => "the store is unavailable",
-            StoreErrorKind::TimedOut => "the store did not answer in time",
-            StoreErrorKind::Corrupt => "the store returned an invalid record",
-        })
-    }
-}
+display!(StoreError, |it| match it.kind {
+    StoreErrorKind::Unavailable => "the store is unavailable",
+    StoreErrorKind::TimedOut => "the store did not answer in time",
+    StoreErrorKind::Corrupt => "the store returned an invalid record",
+});
 
 impl Error for StoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

@@ -264,10 +264,6 @@ impl Matching {
         }
     }
 
-    pub(crate) fn kinds(&self) -> &[EventKind] {
-        &self.kind
-    }
-
     pub(crate) fn is_everything(&self) -> bool {
         let filter = self.filter();
         filter.states.is_empty()
@@ -286,15 +282,13 @@ impl Command {
         match self {
             Self::List { matching, .. }
             | Self::Gaps { matching, .. }
-            | Self::Export { matching } => matching.kinds(),
-            Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
+            | Self::Export { matching } => &matching.kind,
+            Self::Redrive { chosen } | Self::Discard { chosen } => &chosen.matching.kind,
             Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
             _ => &[],
         }
     }
-}
 
-impl Command {
     /// Why something is changed.
     pub(crate) fn reason(&self) -> &str {
         let reason = match self {

@@ -73,9 +73,13 @@ pub(crate) fn write_rows<const N: usize>(
 }
 
 pub(crate) fn lines(events: &[EventSummary]) -> io::Result<()> {
+    write_lines(events.iter().map(Summary::of))
+}
+
+fn write_lines(values: impl Iterator<Item = impl Serialize>) -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    for event in events {
-        line(&mut out, &Summary::of(event))?;
+    for value in values {
+        line(&mut out, &value)?;
     }
     out.flush()
 }
@@ -108,16 +112,11 @@ pub(crate) fn lane_lines(lanes: &[BlockedLane]) -> io::Result<()> {
         waiting: u64,
     }
 
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    for lane in lanes {
-        let lane = Line {
-            event: Summary::of(&lane.event),
-            since: millis(lane.since),
-            waiting: lane.waiting,
-        };
-        line(&mut out, &lane)?;
-    }
-    out.flush()
+    write_lines(lanes.iter().map(|lane| Line {
+        event: Summary::of(&lane.event),
+        since: millis(lane.since),
+        waiting: lane.waiting,
+    }))
 }
 
 pub(crate) fn gaps(gaps: &[EventSummary]) -> io::Result<()> {
@@ -146,15 +145,10 @@ pub(crate) fn gap_lines(gaps: &[EventSummary]) -> io::Result<()> {
         without: Vec<&'static str>,
     }
 
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    for event in gaps {
-        let gap = Line {
-            event: Summary::of(event),
-            without: missing(event),
-        };
-        line(&mut out, &gap)?;
-    }
-    out.flush()
+    write_lines(gaps.iter().map(|event| Line {
+        event: Summary::of(event),
+        without: missing(event),
+    }))
 }
 
 fn missing(event: &EventSummary) -> Vec<&'static str> {
@@ -198,22 +192,17 @@ pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
         reason: &'a str,
     }
 
-    let mut out = io::BufWriter::new(io::stdout().lock());
-    for action in actions {
-        let action = Line {
-            number: action.number,
-            at: millis(action.at),
-            by: action.by.who(),
-            action: action.kind.name(),
-            event: action.event.map(|event| event.0),
-            about: action.about.as_deref(),
-            job: action.job.as_ref().map(|job| job.state.name()),
-            changed: action.changed,
-            reason: action.by.reason(),
-        };
-        line(&mut out, &action)?;
-    }
-    out.flush()
+    write_lines(actions.iter().map(|action| Line {
+        number: action.number,
+        at: millis(action.at),
+        by: action.by.who(),
+        action: action.kind.name(),
+        event: action.event.map(|event| event.0),
+        about: action.about.as_deref(),
+        job: action.job.as_ref().map(|job| job.state.name()),
+        changed: action.changed,
+        reason: action.by.reason(),
+    }))
 }
 
 fn line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {

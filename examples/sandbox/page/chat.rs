@@ -5,7 +5,7 @@ use serde_json::Value;
 use tower_webhook::event::{ChatLifecycle, EventKind};
 use tower_webhook::sandbox::{EventFilter, EventReport, SimulatedChat};
 
-use super::Document;
+use super::document;
 use super::overview::last_result;
 use super::parts::{MAX_TEXT, action, clip, state, time};
 use crate::desk::{Desk, Notice};
@@ -56,13 +56,7 @@ pub(crate) fn chat(desk: &Desk, notice: Option<&Notice>, chat: &SimulatedChat) -
             }
         }
     };
-    let document = Document {
-        title: format!("Chat {id}"),
-        link: "/events",
-        content,
-        notice,
-    };
-    document.render(desk)
+    document(desk, &format!("Chat {id}"), "/events", notice, &content)
 }
 
 fn facts(chat: &ChatLifecycle) -> Markup {

@@ -8,7 +8,7 @@ use tower_webhook::sandbox::{
     Attempt, AttemptId, AttemptResponse, EventFilter, EventId, EventReport, EventState,
 };
 
-use super::Document;
+use super::document;
 use super::overview::last_result;
 use super::parts::{STATES, action, chat, clip, full_time, result, slug, state, time, took};
 use crate::desk::{Desk, Notice};
@@ -91,13 +91,7 @@ pub(crate) fn events(desk: &Desk, notice: Option<&Notice>, list: &List) -> Marku
             }
         }
     };
-    let document = Document {
-        title: "Events".to_owned(),
-        link: "/events",
-        content,
-        notice,
-    };
-    document.render(desk)
+    document(desk, "Events", "/events", notice, &content)
 }
 
 fn event_table(events: &[EventReport], caption: &str) -> Markup {
@@ -208,13 +202,13 @@ pub(crate) fn event(
             }
         }
     };
-    let document = Document {
-        title: format!("Event {}", event.id),
-        link: "/events",
-        content,
+    document(
+        desk,
+        &format!("Event {}", event.id),
+        "/events",
         notice,
-    };
-    document.render(desk)
+        &content,
+    )
 }
 
 fn attempts(event: &EventReport, view: &EventView, shown: Option<&Attempt>) -> Markup {

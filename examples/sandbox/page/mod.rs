@@ -24,48 +24,44 @@ pub(crate) const STYLE: &str = concat!(
 );
 pub(crate) const SCRIPT: &str = include_str!("../../../src/console/live.js");
 
-/// A page around its contents.
-struct Document<'a> {
-    title: String,
-    /// The link of the site's navigation that is this page, or its parent.
-    link: &'static str,
-    content: Markup,
-    notice: Option<&'a Notice>,
-}
-
-impl Document<'_> {
-    fn render(self, desk: &Desk) -> Markup {
-        let current = |link: &str| (link == self.link).then_some("page");
-        html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { (self.title) " · Sandbox" }
-                    link rel="stylesheet" href="/page.css";
-                    script src="/page.js" defer {}
-                }
-                body data-stopped="The sandbox has stopped." {
-                    a.skip href="#main" { "Skip to the content" }
-                    header.top {
-                        a.brand href="/" { "Sandbox" }
-                        nav.site aria-label="Pages" {
-                            a href="/" aria-current=[current("/")] { "Overview" }
-                            a href="/events" aria-current=[current("/events")] { "Events" }
-                        }
-                        div.end {
-                            span #clock data-live { (clock(desk)) }
-                            noscript { a href="" { "Refresh" } }
-                            label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
-                        }
+/// A page around its contents. `link` is that of the site's navigation which is this page, or its parent.
+fn document(
+    desk: &Desk,
+    title: &str,
+    link: &str,
+    notice: Option<&Notice>,
+    content: &Markup,
+) -> Markup {
+    let current = |other: &str| (other == link).then_some("page");
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { (title) " · Sandbox" }
+                link rel="stylesheet" href="/page.css";
+                script src="/page.js" defer {}
+            }
+            body data-stopped="The sandbox has stopped." {
+                a.skip href="#main" { "Skip to the content" }
+                header.top {
+                    a.brand href="/" { "Sandbox" }
+                    nav.site aria-label="Pages" {
+                        a href="/" aria-current=[current("/")] { "Overview" }
+                        a href="/events" aria-current=[current("/events")] { "Events" }
                     }
-                    main #main tabindex="-1" {
-                        @if let Some(notice) = self.notice { (said(notice)) }
-                        (self.content)
+                    div.end {
+                        span #clock data-live { (clock(desk)) }
+                        noscript { a href="" { "Refresh" } }
+                        label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
                     }
-                    (footer(desk.is_strict()))
                 }
+                main #main tabindex="-1" {
+                    @if let Some(notice) = notice { (said(notice)) }
+                    (content)
+                }
+                (footer(desk.is_strict()))
             }
         }
     }
@@ -95,13 +91,7 @@ pub(crate) fn problem(desk: &Desk, title: &str, reason: &str) -> Markup {
             p { a href="/" { "Back to the overview" } }
         }
     };
-    let document = Document {
-        title: title.to_owned(),
-        link: "",
-        content,
-        notice: None,
-    };
-    document.render(desk)
+    document(desk, title, "", None, &content)
 }
 
 fn said(notice: &Notice) -> Markup {

@@ -10,7 +10,7 @@ use super::event::filter_form;
 use super::parts::{
     MAX_TEXT, STATES, action, chat, clip, gauge, outcome, result, slug, state, time, took,
 };
-use super::{Document, minutes};
+use super::{document, minutes};
 use crate::desk::{Desk, MAX_RATE, Notice};
 
 const MAX_ATTEMPTS: usize = 20;
@@ -65,13 +65,7 @@ pub(crate) fn overview(desk: &Desk, notice: Option<&Notice>, open: Option<&str>)
             }
         }
     };
-    let document = Document {
-        title: "Overview".to_owned(),
-        link: "/",
-        content,
-        notice,
-    };
-    document.render(desk)
+    document(desk, "Overview", "/", notice, &content)
 }
 
 fn tiles(sandbox: &Sandbox) -> Markup {

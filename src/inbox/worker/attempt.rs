@@ -14,7 +14,7 @@ use super::super::decide::{self, Ended, decide};
 use super::super::event::{EventLease, EventState, Failure, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
 use super::super::records::PastFailure;
-use super::super::trip::{Changed, Probe, handler_works};
+use super::super::trip::{Probe, handler_works};
 use super::leases::HeldLease;
 use super::pool::{Pool, Serve};
 use crate::delivery::RawDelivery;
@@ -243,13 +243,13 @@ impl<Q: Queue> Pool<Q> {
         match handler_works(outcome) {
             Some(true) if self.has_trips.load(Ordering::Relaxed) => {
                 let mut trips = lock(&self.trips);
-                let changed = trips.succeeded(kind);
+                let has_resumed = trips.succeeded(kind);
                 self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
-                if changed == Changed::Resumed {
+                if has_resumed {
                     self.tripped(kind, false);
                 }
                 drop(trips);
-                if changed == Changed::Resumed {
+                if has_resumed {
                     tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
                     self.apply_trips();
                 }
@@ -258,14 +258,14 @@ impl<Q: Queue> Pool<Q> {
             Some(false) => {
                 let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
                 let mut trips = lock(&self.trips);
-                let changed = trips.failed(kind, lane);
+                let has_tripped = trips.failed(kind, lane);
                 self.has_trips.store(true, Ordering::Relaxed);
-                if changed == Changed::Tripped {
+                if has_tripped {
                     // Under the lock, so that an observer sees trips and their ends in their order.
                     self.tripped(kind, true);
                 }
                 drop(trips);
-                if changed == Changed::Tripped {
+                if has_tripped {
                     tracing::error!(
                         %kind,
                         "events of this kind fail in many chats: until one succeeds, one is tried at a time, and its \

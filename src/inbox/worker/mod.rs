@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use self::leases::HeldLeases;
-use self::pool::{Plan, Pool, Stop};
+use self::pool::{Pool, Stop};
 use super::event::{Kinds, Namespace, Take};
 use super::handle::Inbox;
 use super::queue::Queue;
@@ -297,7 +297,7 @@ where
             has_trips: false.into(),
             permits,
             accepts: false.into(),
-            plan: Mutex::new(Plan::default()),
+            plan: Mutex::default(),
             wake: Notify::new(),
             suspects: Mutex::default(),
             panics: 0.into(),

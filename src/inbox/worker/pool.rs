@@ -21,10 +21,6 @@ use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::telemetry::Kept;
 
-/// When the queue is asked for events. `None` when nothing is known to become due.
-#[derive(Default)]
-pub(super) struct Plan(Option<Instant>);
-
 /// Whether a worker stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
@@ -47,8 +43,8 @@ pub(super) struct Pool<Q> {
     pub(super) permits: Arc<Semaphore>,
     /// Whether this process has accepted an event for the worker since the last claim.
     pub(super) accepts: AtomicBool,
-    /// When the queue is asked for events next.
-    pub(super) plan: Mutex<Plan>,
+    /// When the queue is asked for events next. `None` when nothing is known to become due.
+    pub(super) plan: Mutex<Option<Instant>>,
     pub(super) wake: Notify,
     pub(super) suspects: Mutex<Suspects>,
     /// How often background tasks have panicked.
@@ -95,15 +91,15 @@ impl<Q> Pool<Q> {
     /// Plans to ask the queue at this time at the latest.
     pub(super) fn ask_at(&self, at: Instant) {
         let mut plan = lock(&self.plan);
-        if plan.0.is_none_or(|planned| at < planned) {
-            plan.0 = Some(at);
+        if plan.is_none_or(|planned| at < planned) {
+            *plan = Some(at);
             drop(plan);
             self.wake.notify_one();
         }
     }
 
     pub(super) fn next_ask(&self) -> Option<Instant> {
-        let planned = lock(&self.plan).0;
+        let planned = *lock(&self.plan);
         let probe = match self.has_trips.load(Ordering::Relaxed) {
             true => lock(&self.trips).next_probe(),
             false => None,
@@ -123,11 +119,6 @@ impl<Q> Pool<Q> {
         *lock(&self.take) = Arc::new(take);
         drop(trips);
         self.ask_now();
-    }
-
-    /// Before a claim, so that no plan is lost that others make meanwhile.
-    pub(super) fn forget_plan(&self) {
-        lock(&self.plan).0 = None;
     }
 
     pub(super) fn stops(&self) -> bool {

@@ -132,7 +132,7 @@ async fn ask<Q: Queue, S: Serve>(
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
-    pool.forget_plan();
+    *lock(&pool.plan) = None;
     let asked = Instant::now();
     let (attempts, next_due) = pool.claim(&pool.take(), permits.num_permits()).await?;
     for attempt in attempts {

@@ -482,7 +482,16 @@ mod tests {
             (&[], false, true, Source::Failed),
             (&[Handled, Dead], false, false, Source::Events),
         ] {
-            assert_eq!(Source::of(&filter(states, chat, error)), expected);
+            let by_error = filter(states, chat, error);
+            assert_eq!(Source::of(&by_error), expected);
+            if error {
+                let by_time = Filter {
+                    error: None,
+                    failed_from: Some(std::time::UNIX_EPOCH),
+                    ..by_error
+                };
+                assert_eq!(Source::of(&by_time), expected);
+            }
         }
     }
 
@@ -521,24 +530,6 @@ mod tests {
                 assert!(!plan.contains("Sort"), "{plan}");
                 assert!(!search.has_steps);
             }
-        }
-    }
-
-    #[test]
-    fn events_that_have_failed_since_a_time_are_searched_by_their_failures() {
-        for (states, expected) in [
-            (
-                &[EventState::Retrying, EventState::Dead][..],
-                Source::Failed,
-            ),
-            (&[EventState::Dead], Source::Kept),
-            (&[], Source::Failed),
-        ] {
-            let filter = Filter {
-                states: states.to_vec(),
-                ..Filter::failed(Some(std::time::UNIX_EPOCH), None)
-            };
-            assert_eq!(Source::of(&filter), expected);
         }
     }
 

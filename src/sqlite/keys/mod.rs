@@ -61,8 +61,12 @@ impl SqliteStore {
         Self::open_by(path.as_ref(), clock::machine(), CHECKPOINT_EVERY)
     }
 
-    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, OpenError> {
-        let engine = open(path, machine, checkpoint_every)?;
+    pub(super) fn open_by(
+        path: &Path,
+        machine: Machine,
+        checkpoint_every: i32,
+    ) -> Result<Self, OpenError> {
+        let engine = open_as(&FORMAT, Purge::each(1), path, machine, checkpoint_every)?;
         Ok(Self { engine })
     }
 
@@ -81,15 +85,6 @@ impl SqliteStore {
             false => Err(SettleError::LeaseExpired),
         }
     }
-}
-
-/// Opens a file with all tables, for a store, an inbox or both.
-pub(super) fn open(
-    path: &Path,
-    machine: Machine,
-    checkpoint_every: i32,
-) -> Result<Engine, OpenError> {
-    open_as(&FORMAT, Purge::each(1), path, machine, checkpoint_every)
 }
 
 pub(super) fn open_as(

@@ -78,8 +78,8 @@ impl SqliteQueue {
     }
 
     fn open_by(path: &Path, machine: Machine) -> Result<Self, OpenError> {
-        let engine = keys::open(path, machine, CHECKPOINT_EVERY)?;
-        Ok(Self { engine })
+        let store = SqliteStore::open_by(path, machine, CHECKPOINT_EVERY)?;
+        Ok(Self::with_store(&store))
     }
 
     /// Uses the file of a store, and its threads.

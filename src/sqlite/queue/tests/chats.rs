@@ -1,7 +1,5 @@
 //! Lists of a chat.
 
-#![cfg(test)]
-
 use super::super::chats::RUN;
 use super::*;
 

@@ -1,7 +1,5 @@
 //! What is particular to SQLite. The conformance suite has the rest.
 
-#![cfg(test)]
-
 mod chats;
 mod model;
 mod person;
@@ -9,7 +7,7 @@ mod shared_keys;
 mod statements;
 mod upgrade;
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};

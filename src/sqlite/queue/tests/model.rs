@@ -1,7 +1,5 @@
 //! The queue returns what the one in memory returns.
 
-#![cfg(test)]
-
 use super::*;
 use crate::inbox::records::forget_all;
 use crate::memory::MemoryQueue;

@@ -1,7 +1,5 @@
 //! Purges, and what a person asks for.
 
-#![cfg(test)]
-
 use super::*;
 use crate::inbox::records::forget_all;
 
@@ -79,24 +77,6 @@ async fn keys_of_a_spool_are_dropped_with_their_events() {
         spool.run(Need::Write, |_| Ok(())).await.unwrap();
     }
     assert_eq!(spool.sql(keys).await, 0);
-}
-
-#[tokio::test]
-async fn forget_finds_all_events_of_a_chat() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    join_all((0..300).map(|at| queue.add(event(at % 3)))).await;
-    assert_eq!(
-        forget_all(&queue, "chat-1", &By::default()).await.unwrap(),
-        100
-    );
-    assert_eq!(
-        forget_all(&queue, "chat-1", &By::default()).await.unwrap(),
-        0
-    );
-    assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 200);
-    let lanes: BTreeSet<_> = queue.take_some(10).await.iter().map(|e| e.lane).collect();
-    assert_eq!(lanes, BTreeSet::from([Some(Lane(0)), Some(Lane(2))]));
 }
 
 #[tokio::test]

@@ -1,7 +1,5 @@
 //! Keys, which the queue shares with a store.
 
-#![cfg(test)]
-
 use super::*;
 use crate::store::{Claim, KeyState, Store};
 

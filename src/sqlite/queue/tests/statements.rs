@@ -1,7 +1,5 @@
 //! The statements: compiled once, and each with its index.
 
-#![cfg(test)]
-
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
