@@ -61,12 +61,12 @@ also_for_arc! {
     ///
     /// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
     ///
+    /// No method has a default, so that no queue inherits a race.
+    ///
     /// # Errors
     ///
     /// Each method fails when the queue cannot be reached or does not work. It may or may not have taken effect then, as
     /// when its future is dropped before it is ready.
-    ///
-    /// No method has a default, so that no queue inherits a race.
     pub trait Work: Send + Sync + 'static {
         /// Whether other processes may use the same events. If so, a worker asks for events regularly.
         const SHARED: bool;
