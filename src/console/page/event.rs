@@ -1,5 +1,6 @@
 //! One event, and one chat.
 
+use std::borrow::Cow;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
@@ -261,8 +262,8 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
     };
     let text = String::from_utf8_lossy(body);
     let text = match serde_json::from_slice::<IgnoredAny>(body) {
-        Ok(_) => indented(&text),
-        Err(_) => text.into_owned(),
+        Ok(_) => Cow::Owned(indented(&text, MOST)),
+        Err(_) => text,
     };
     let shown = clip(&text, MOST);
     let mut times = 0;
@@ -278,15 +279,18 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
                 }
             }
         }
-        @if shown.len() != text.len() { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
+        @if shown != text { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
     }
 }
 
-/// Indents JSON, keeps the order of its keys, and decodes its strings.
-fn indented(json: &str) -> String {
+/// Indents JSON, keeps the order of its keys, and decodes its strings. Ends after `most` bytes: a line costs its depth, so
+/// a body of n brackets would become n² bytes.
+fn indented(json: &str, most: usize) -> String {
     let (mut text, mut depth, mut is_empty) = (String::new(), 0_usize, false);
     let mut chars = json.char_indices();
-    while let Some((start, char)) = chars.next() {
+    while text.len() <= most
+        && let Some((start, char)) = chars.next()
+    {
         if matches!(char, '}' | ']') {
             depth = depth.saturating_sub(1);
         }
@@ -294,8 +298,8 @@ fn indented(json: &str) -> String {
         match char {
             ' ' | '\t' | '\r' | '\n' => is_empty = is_first,
             '}' | ']' if is_first => text.push(char),
-            '}' | ']' => push_line(&mut text, depth, char),
-            _ if is_first => push_line(&mut text, depth, char),
+            '}' | ']' => push_line(&mut text, depth.min(most), char),
+            _ if is_first => push_line(&mut text, depth.min(most), char),
             _ => text.push(char),
         }
         match char {
@@ -310,14 +314,21 @@ fn indented(json: &str) -> String {
                     is_end
                 });
                 let string = &json[start..end.map_or(json.len(), |(end, _)| end + 1)];
-                let decoded = serde_json::from_str(string).map(serde_json::Value::String);
                 text.pop();
-                text += &decoded.map_or(string.to_owned(), |decoded| decoded.to_string());
+                text += &decoded(string, most).unwrap_or_else(|| string.to_owned());
             }
             _ => {}
         }
     }
     text
+}
+
+/// Writes a string of JSON without needless escapes. `None` if even without its escapes, of six bytes for a byte, it is
+/// longer than `most`.
+fn decoded(string: &str, most: usize) -> Option<String> {
+    let string = Some(string).filter(|string| string.len() / 6 <= most)?;
+    let decoded = serde_json::from_str(string).map(serde_json::Value::String);
+    Some(decoded.ok()?.to_string())
 }
 
 fn push_line(text: &mut String, depth: usize, char: char) {
@@ -397,9 +408,10 @@ pub(in super::super) fn chat(view: &View, chat: &str, events: &[Failed], more: M
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use serde::de::IgnoredAny;
     use serde_json::Value;
 
-    use super::{in_millis, indented};
+    use super::{MOST, in_millis, indented};
 
     #[test]
     fn payloads_keep_the_order_of_their_keys() {
@@ -418,7 +430,31 @@ mod tests {
             r#"  "n": 12345678901234567890123"#,
             "}",
         ];
-        assert_eq!(indented(json).lines().collect::<Vec<_>>(), lines);
+        assert_eq!(indented(json, MOST).lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn indented_json_costs_what_is_shown() {
+        let depth = 500_000;
+        let (nested, string) = (
+            "[".repeat(depth) + &"]".repeat(depth),
+            "\\u00eb".repeat(depth),
+        );
+        for json in [
+            nested,
+            format!("[\"{string}\"]"),
+            format!("{{\"{string}\":1}}"),
+        ] {
+            assert!(serde_json::from_str::<IgnoredAny>(&json).is_ok());
+            let text = indented(&json, MOST);
+            assert!(
+                text.len() > MOST && text.capacity() < 4 * json.len(),
+                "{}",
+                text.len()
+            );
+        }
+        let nested = indented(&"[".repeat(depth), MOST);
+        assert!(nested.len() < 4 * MOST, "{}", nested.len());
     }
 
     #[test]
@@ -447,13 +483,13 @@ mod tests {
         #[test]
         fn indented_json_is_the_same_value(texts: Vec<String>, number: i64) {
             let value = serde_json::json!({ "a": texts, "b": [[], {}, number, { "c": texts }] });
-            let same: Value = serde_json::from_str(&indented(&value.to_string())).unwrap();
+            let same: Value = serde_json::from_str(&indented(&value.to_string(), usize::MAX)).unwrap();
             prop_assert_eq!(same, value);
         }
 
         #[test]
         fn any_text_is_indented(text: String) {
-            indented(&text);
+            indented(&text, MOST);
             in_millis(&text);
         }
     }
