@@ -176,6 +176,19 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
     assert_eq!(count(&pool, VERSIONS).await, 2);
 }
 
+/// With `enable_seqscan` off, a plan without an index costs 1e10, and a server up to 17 compiles it at each call.
+#[tokio::test(flavor = "multi_thread")]
+async fn functions_are_not_compiled() {
+    let database = Database::create().await;
+    migrate(&database, &FORMAT).await.unwrap();
+    let compiled = "SELECT coalesce(string_agg(proname, ', '), '') FROM pg_proc
+        WHERE pronamespace = 'tower_webhook'::regnamespace AND NOT 'jit=off' = ANY (coalesce(proconfig, '{}'))
+            AND (proname = 'size' OR 'enable_seqscan=off' = ANY (proconfig))";
+    let compiled = sqlx::query_scalar(compiled);
+    let compiled: String = compiled.fetch_one(&database.pool(1).await).await.unwrap();
+    assert_eq!(compiled, "");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_start_at_once_upgrade_once() {
     let database = Database::create().await;

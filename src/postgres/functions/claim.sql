@@ -1,7 +1,7 @@
 -- Events are taken under leases, and return to their lanes when they are due again.
 
 -- Notes the time of the server's clock, unless it was set back. Returns by how much it was, or zero.
-CREATE FUNCTION {schema}.note_time(p_now bigint) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off
+CREATE FUNCTION {schema}.note_time(p_now bigint) RETURNS bigint LANGUAGE plpgsql SET jit = off SET enable_seqscan = off
 AS $tower_webhook$
 DECLARE
     c_second CONSTANT bigint := 1000000;
@@ -24,7 +24,7 @@ END $tower_webhook$;
 -- leases that end later than one of `p_lease` that begins now. Returns by how much. Rows that others have locked at that
 -- moment keep their times: whoever tried again could not tell them from those that were set back.
 CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $tower_webhook$
+SET jit = off SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_back bigint;
 BEGIN
@@ -60,7 +60,7 @@ END $tower_webhook$;
 
 -- Gives up the leases of calls whose caller got no answer. Nobody acknowledged them, so they do not count as crashes.
 CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS void
-LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_head {schema}.head%ROWTYPE;
 BEGIN
@@ -92,7 +92,7 @@ END $tower_webhook$;
 -- Whether another transaction has locked a row of `head`. Otherwise this one has, if there is such a row. Nobody waits: an
 -- operator's transaction, or one that stands still, concerns its own chats only.
 CREATE FUNCTION {schema}.is_locked(p_lane bigint, p_own bigint) RETURNS boolean
-LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 BEGIN
     PERFORM FROM {schema}.head WHERE lane = p_lane AND own = p_own FOR UPDATE SKIP LOCKED;
     RETURN NOT FOUND AND EXISTS (SELECT FROM {schema}.head WHERE lane = p_lane AND own = p_own);

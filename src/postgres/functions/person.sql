@@ -15,7 +15,7 @@ $tower_webhook$;
 -- state is NULL if there is no such event. One that moves between the look-ups is looked up again.
 CREATE FUNCTION {schema}.lock_event(
     p_seq bigint, OUT o_table text, OUT o_state {schema}.event_state, OUT o_lane bigint, OUT o_own bigint
-) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+) LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_seq bigint;
 BEGIN
@@ -63,7 +63,7 @@ END $tower_webhook$;
 
 -- Makes an event due now, if it is in a state, or without one, in any but `in-progress`.
 CREATE FUNCTION {schema}.redrive(p_seq bigint, p_from {schema}.event_state) RETURNS text
-LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_now bigint;
     v_at record;
@@ -114,7 +114,7 @@ END $tower_webhook$;
 
 -- Discards an event, if it is in a state, or without one, in any that is unsettled or dead.
 CREATE FUNCTION {schema}.discard(p_seq bigint, p_from {schema}.event_state) RETURNS text
-LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_at record;
     v_failures integer;
@@ -271,7 +271,7 @@ CREATE FUNCTION {schema}.forget(
     p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint, p_who text, p_reason text,
     p_digest text,
     OUT o_bodies bigint, OUT o_next bigint, OUT o_last bigint
-) LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+) LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_seqs bigint[];
     v_seq bigint;

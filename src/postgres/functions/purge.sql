@@ -16,7 +16,7 @@ END $tower_webhook$;
 
 -- The size of what is left. Of a large table, a sample of some 1,000 pages: within some percent. An event without its body
 -- takes about 400 bytes, with its key and what the indexes have of it.
-CREATE FUNCTION {schema}.size(p_table text) RETURNS bigint LANGUAGE sql VOLATILE SET lock_timeout = '400ms'
+CREATE FUNCTION {schema}.size(p_table text) RETURNS bigint LANGUAGE sql VOLATILE SET jit = off SET lock_timeout = '400ms'
 AS $tower_webhook$
     WITH pages AS MATERIALIZED (
         SELECT greatest(pg_relation_size(p_table::regclass) / current_setting('block_size')::bigint, 1)::float8 AS pages

@@ -3,7 +3,7 @@
 -- Extends leases that are held, and returns for each whether it was. NULL where another transaction has locked the row:
 -- it may end the attempt, or not.
 CREATE FUNCTION {schema}.extend(p_seqs bigint[], p_fences uuid[], p_places bigint[], p_lease bigint)
-RETURNS SETOF boolean LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+RETURNS SETOF boolean LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_seq bigint;
     v_fence uuid;
