@@ -14,8 +14,17 @@ use pin_project_lite::pin_project;
 /// Any error of a user or another crate.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Displays an error with its causes, on one line. Some errors contain the text of their cause, which is not repeated.
-pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'a));
+/// Displays an error with its causes on one line, as the log does. Characters that would end the line or control a
+/// terminal are escaped. The text of a cause that its error contains is not repeated.
+///
+/// ```
+/// use tower_webhook::telemetry::Chain;
+///
+/// let error = std::io::Error::other("the CRM\nis closed");
+/// assert_eq!(Chain(&error).to_string(), r"the CRM\nis closed");
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Chain<'a>(pub &'a (dyn StdError + 'a));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -197,9 +197,7 @@
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `console` | `console`, pages for operators, as an axum `Router` | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
-//! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
-//! | `sandbox` | `sandbox`, a simulated platform, for your own tests and in your browser | no |
 //!
 //! Features only add API; none changes behaviour.
 
@@ -242,8 +240,6 @@ mod router;
 mod sender;
 mod task;
 mod throttle;
-#[cfg(any(feature = "admin", feature = "sandbox"))]
-mod tls;
 mod verified;
 
 // One attempt to handle an event, and the contracts of what it is claimed in.
@@ -276,12 +272,6 @@ pub mod spool;
 // For the operator.
 #[cfg(feature = "console")]
 pub mod console;
-
-// The platform: its API, and a simulation of it.
-#[cfg(feature = "admin")]
-pub mod admin;
-#[cfg(feature = "sandbox")]
-pub mod sandbox;
 
 pub mod docs;
 

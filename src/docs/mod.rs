@@ -38,7 +38,6 @@ macro_rules! page {
         )]
         #[cfg_attr(feature = "postgres", doc = "[`transactional`]: crate::transactional")]
         #[cfg_attr(feature = "redis", doc = "[`RedisStore`]: crate::redis::RedisStore")]
-        #[cfg_attr(feature = "sandbox", doc = "[`sandbox`]: crate::sandbox")]
         #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::sqlite::SqliteStore")]
         #[cfg_attr(feature = "sqlite", doc = "[sqlite-module]: crate::sqlite")]
         #[cfg_attr(feature = "sqlite", doc = "[spool-module]: crate::spool")]

@@ -586,10 +586,9 @@ impl<Q: Queue> Inbox<Q> {
     /// # use tower_webhook::inbox::Inbox;
     /// # use tower_webhook::memory::MemoryQueue;
     /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
-    /// # #[cfg(feature = "sandbox")]
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # use tower_webhook::sandbox::{Sandbox, Webhook};
+    /// # use tower_webhook_sandbox::{Sandbox, Webhook};
     /// # let events = EventRouter::new().on::<ChatAssigned>(async |_: Delivery<ChatAssigned>| Ok(()));
     /// let secret = Secret::new("secret")?;
     /// let inbox = Inbox::new(MemoryQueue::new());
@@ -607,8 +606,6 @@ impl<Q: Queue> Inbox<Q> {
     /// # drop(worker);
     /// # Ok(())
     /// # }
-    /// # #[cfg(not(feature = "sandbox"))]
-    /// # fn main() {}
     /// ```
     ///
     /// # Errors

@@ -78,4 +78,5 @@ pub(crate) use self::span::DeliverySpan;
 pub use self::tally::{Count, CountsOf, Sample, Series, minute_of};
 pub(crate) use self::tally::{Kept, Sums};
 pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};
+pub use crate::error::Chain;
 pub(crate) use crate::throttle::Throttle;

@@ -25,7 +25,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, Sleep, sleep};
 use tower::{Service, ServiceBuilder, service_fn};
-use tower_webhook::admin::{
+use tower_webhook_admin::{
     AccessToken, AdminClient, AdminConfigError, AdminError, AdminErrorKind, BaseUrl, Location,
     PathSegment, Transport,
 };
@@ -161,7 +161,7 @@ fn client_is_shareable_and_its_futures_are_send() {
 
     shared::<AdminClient>();
     shared::<Transport>();
-    moved(tower_webhook::admin::AdminClient::chat_is_available);
+    moved(tower_webhook_admin::AdminClient::chat_is_available);
     moved(|admin| admin.query::<serde_json::Value>(""));
     moved(|admin| admin.execute(""));
 }
@@ -734,7 +734,7 @@ fn debug_output_hides_the_token() {
 
 #[cfg(feature = "sandbox")]
 mod against_the_sandbox {
-    use tower_webhook::sandbox::{Sandbox, Settings};
+    use tower_webhook_sandbox::{Sandbox, Settings};
 
     use super::*;
 

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::thread;
 
-use tower_webhook::admin::{AccessToken, AdminClient};
+use tower_webhook_admin::{AccessToken, AdminClient};
 use tracing_subscriber::filter::LevelFilter;
 
 use support::program::{Peer, say};

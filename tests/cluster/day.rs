@@ -17,10 +17,10 @@ use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::event::Timestamp;
 use tower_webhook::inbox::internal::forget_all;
 use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Records, Retry, WorkerHandle};
-use tower_webhook::sandbox::{
+use tower_webhook::{EventKind, HandlerError, Outcome, RawDelivery, Secret, SignatureLayer};
+use tower_webhook_sandbox::{
     Body, Fault, Faults, Report, Sandbox, Settings, SimulatedChat, Webhook,
 };
-use tower_webhook::{EventKind, HandlerError, Outcome, RawDelivery, Secret, SignatureLayer};
 
 use super::flaky::{Flaky, Process, Trouble};
 use support::history::{

@@ -28,10 +28,10 @@ use tower_webhook::inbox::internal::Work;
 use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
-use tower_webhook::sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
 use tower_webhook::store::Store;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
+use tower_webhook_sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
 
 use support::Ready;
 use support::lock;

@@ -131,7 +131,7 @@ fn footer_names_what_is_invented() {
 #[cfg(feature = "admin")]
 #[tokio::test]
 async fn strict_mode_is_harder_on_clients() {
-    use tower_webhook::admin::{AccessToken, AdminClient};
+    use tower_webhook_admin::{AccessToken, AdminClient};
 
     let args = ["--demo", "--rate", "0", "--seed", "1", "--strict"];
     let sandbox = Server::start("sandbox", &args);

@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use axum::Router;
 use support::net;
-use tower_webhook::admin::{AccessToken, AdminClient, AdminErrorKind};
-use tower_webhook::sandbox::{Sandbox, Settings};
+use tower_webhook_admin::{AccessToken, AdminClient, AdminErrorKind};
+use tower_webhook_sandbox::{Sandbox, Settings};
 
 #[tokio::test]
 async fn created_api_key_is_accepted() {

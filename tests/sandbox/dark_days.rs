@@ -12,10 +12,10 @@ use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::inbox::{Filter, Inbox, Page};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::sandbox::{Sandbox, Settings, Webhook};
 use tower_webhook::{
     EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, WebhookLayer,
 };
+use tower_webhook_sandbox::{Sandbox, Settings, Webhook};
 
 use support::{DAY, SECOND};
 

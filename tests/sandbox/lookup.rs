@@ -11,7 +11,7 @@ use http::{Request, Response, StatusCode};
 use support::net::serve;
 use tokio::net::TcpListener;
 use tower_webhook::event::EventKind;
-use tower_webhook::sandbox::{
+use tower_webhook_sandbox::{
     AttemptResponse, AttemptResult, Body, EventFilter, EventState, Sandbox, Settings,
     SimulatedChat, Webhook,
 };
@@ -85,7 +85,7 @@ async fn events_are_selected_by_kind_chat_and_state() {
     let counts = [&all, &waiting, &assigned, &both].map(|filter| sandbox.count(filter));
     assert_eq!(counts, [5, 2, 2, 1]);
 
-    let ids = |events: Vec<tower_webhook::sandbox::EventReport>| -> Vec<_> {
+    let ids = |events: Vec<tower_webhook_sandbox::EventReport>| -> Vec<_> {
         events.into_iter().map(|event| event.id).collect()
     };
     assert_eq!(ids(sandbox.oldest(&waiting, None, 10)), waits);

@@ -24,15 +24,15 @@ use tower_webhook::event::{
     MessageCreated, Timestamp,
 };
 use tower_webhook::memory::MokaStore;
-use tower_webhook::sandbox::{
-    AttemptId, AttemptResult, Body, EventState, Fault, Faults, Report, Sandbox, Settings, Webhook,
-};
 use tower_webhook::store::{
     Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tower_webhook::{
     Delivery, EventRouter, Handler, HandlerResult, IdempotencyLayer, Secret, SignatureLayer,
     Verified, WebhookLayer,
+};
+use tower_webhook_sandbox::{
+    AttemptId, AttemptResult, Body, EventState, Fault, Faults, Report, Sandbox, Settings, Webhook,
 };
 
 use support::{MINUTE, SECOND};
@@ -58,7 +58,7 @@ fn every_fault_occurs_within_a_week() {
     let week = Week::live(1, Receiver::Moka, 1_000);
     let attempts = week.report.attempts();
     for fault in Fault::ALL {
-        let meets = |injected: tower_webhook::sandbox::Injected| injected.fault == fault;
+        let meets = |injected: tower_webhook_sandbox::Injected| injected.fault == fault;
         let times = attempts
             .iter()
             .filter(|attempt| attempt.fault.is_some_and(meets))

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower_webhook::Secret;
 use tower_webhook::event::{ChatLifecycle, EventKind, Message};
-use tower_webhook::sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Webhook};
+use tower_webhook_sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Webhook};
 
 /// A sandbox whose receiver answers with the status, which can be changed.
 fn sandbox(status: u16) -> (Sandbox, Arc<Mutex<u16>>) {
@@ -119,7 +119,7 @@ async fn payloads_have_unknown_words_and_nulls() {
         }
         sandbox.finish().await
     };
-    let words = |report: &tower_webhook::sandbox::Report| {
+    let words = |report: &tower_webhook_sandbox::Report| {
         let (mut words, mut nulls) = (BTreeSet::new(), BTreeSet::new());
         for event in &report.events {
             let payload: Value = serde_json::from_slice(&event.body).unwrap();
@@ -187,8 +187,8 @@ async fn contents_of_a_script_are_kept() {
 #[cfg(feature = "admin")]
 mod admin_api {
     use tokio::time::Instant;
-    use tower_webhook::admin::{AccessToken, AdminClient, AdminErrorKind};
-    use tower_webhook::sandbox::{ApiFault, Settings};
+    use tower_webhook_admin::{AccessToken, AdminClient, AdminErrorKind};
+    use tower_webhook_sandbox::{ApiFault, Settings};
 
     use super::*;
 

@@ -17,15 +17,13 @@ use tempfile::TempDir;
 /// How long something that must happen may take, on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// An example, which has no settings but those that a test gives it.
+/// A program or an example, which has no settings but those that a test gives it.
 pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
-    let program = target.join("examples").join(name);
-    assert!(
-        program.exists(),
-        "the example is not built: `bash tests/run` builds it"
-    );
+    let places = [target.join(name), target.join("examples").join(name)];
+    let program = places.into_iter().find(|place| place.exists());
+    let program = program.expect("the program is not built: `bash tests/run` builds it");
     let mut command = Command::new(program);
     command.stdin(Stdio::null());
     for name in ["ADMIN_BASE_URL", "DATABASE_URL", "RUST_LOG"] {

@@ -5,7 +5,7 @@ use http::{Request, StatusCode};
 use http_body_util::{BodyExt, Full};
 use serde_json::{Value, json};
 use tower::ServiceExt;
-use tower_webhook::sandbox::Sandbox;
+use tower_webhook_sandbox::Sandbox;
 
 use super::Recorder;
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 use tower_webhook::Sender;
 use tower_webhook::event::{Attachment, Chat, ChatLifecycle, EventKind, Message, Timestamp};
-use tower_webhook::sandbox::{
+use tower_webhook_sandbox::{
     AttemptId, Body, EventState, Rating, Sandbox, Settings, SimulatedChat, Webhook,
 };
 

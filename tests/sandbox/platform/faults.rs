@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use http::{Request, Response, StatusCode};
 use tokio::time::Instant;
 use tower_webhook::event::ChatLifecycle;
-use tower_webhook::sandbox::{AttemptResult, Body, Fault, Faults, Sandbox, Settings, Webhook};
+use tower_webhook_sandbox::{AttemptResult, Body, Fault, Faults, Sandbox, Settings, Webhook};
 
 use super::{DAY, MINUTE, Recorder, SECOND, Seen, sandbox, sandbox_with, signed};
 

@@ -17,8 +17,8 @@ use http_body_util::{BodyExt, Full};
 use tokio::time::{Instant, sleep};
 use tower::Service;
 use tower_webhook::event::EventKind;
-use tower_webhook::sandbox::{Body, Sandbox, Settings, Webhook};
 use tower_webhook::{Secret, Secrets};
+use tower_webhook_sandbox::{Body, Sandbox, Settings, Webhook};
 
 use support::{DAY, HOUR, MINUTE, SECOND};
 

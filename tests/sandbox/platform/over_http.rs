@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tower_webhook::Secret;
-use tower_webhook::sandbox::{AttemptResult, EventState, Fault, Sandbox, Settings, Webhook};
+use tower_webhook_sandbox::{AttemptResult, EventState, Fault, Sandbox, Settings, Webhook};
 
 use super::{HOUR, Recorder, signed};
 

@@ -3,7 +3,7 @@
 use http::StatusCode;
 use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
-use tower_webhook::sandbox::{Fault, Injected, Rating, Sandbox, Webhook};
+use tower_webhook_sandbox::{Fault, Injected, Rating, Sandbox, Webhook};
 
 use super::{Recorder, sandbox};
 
@@ -86,7 +86,7 @@ mod readme {
     mod shown {
         use super::my_handlers;
 
-use tower_webhook::sandbox::{Fault, Rating, Sandbox, Webhook};
+use tower_webhook_sandbox::{Fault, Rating, Sandbox, Webhook};
 use tower_webhook::{Secret, Webhooks};
 
 #[tokio::test(start_paused = true)]

@@ -8,8 +8,8 @@ use std::time::Duration;
 use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::{EventKind, Timestamp, sample};
-use tower_webhook::sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Settings, Webhook};
 use tower_webhook::{Secret, Sender, SenderPolicy};
+use tower_webhook_sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Settings, Webhook};
 
 use super::{DAY, HOUR, MINUTE, Recorder, SECOND, is_disabled, sandbox, sandbox_with, signed};
 

@@ -1,0 +1,1 @@
+../../../../../src/console/live.js
