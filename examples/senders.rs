@@ -12,11 +12,11 @@ use axum::Router;
 use clap::Parser;
 use serde::Deserialize;
 use tokio::net::TcpListener;
-use tower_webhook::console::Console;
 use tower_webhook::event::{ChatRated, Event, EventKind};
 use tower_webhook::inbox::Inbox;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Delivery, EventRouter, RawDelivery, Secret, Sender, Webhooks};
+use tower_webhook_console::Console;
 
 /// Receive webhooks of the chat platform, GitHub and Stripe, and print ratings, pushes and payments.
 ///

@@ -19,7 +19,7 @@
 //! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [other senders](docs::senders),
 //!   [recipes](docs::recipes), [testing](docs::testing)
 //! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
-//!   [console](docs::console)
+//!   [console](https://docs.rs/tower-webhook-console)
 //! - Reference: [responses](docs::responses), [guarantees and limits](docs::guarantees),
 //!   [metrics](docs::metrics), [platform](docs::platform), [threat model](docs::threat_model),
 //!   [glossary](docs::glossary)
@@ -195,7 +195,6 @@
 //! | `public-keys` | [`Sender`]s that sign with Ed25519 or ECDSA P-256, and `PublicKey` | no |
 //! | `signal` | `shutdown`, a future that completes on SIGTERM or Ctrl-C | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
-//! | `console` | `console`, pages for operators, as an axum `Router` | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //!
@@ -268,10 +267,6 @@ pub mod sqlite;
 // A queue in front of a queue.
 #[cfg(feature = "sqlite")]
 pub mod spool;
-
-// For the operator.
-#[cfg(feature = "console")]
-pub mod console;
 
 pub mod docs;
 

@@ -360,8 +360,7 @@ impl Failure {
     }
 
     /// The number of the event that has replaced this one.
-    #[cfg(feature = "console")]
-    pub(crate) fn collapsed_into(&self) -> Option<i64> {
+    pub fn collapsed_into(&self) -> Option<i64> {
         let is_collapsed = self.outcome == Self::COLLAPSED;
         let into = self
             .reason

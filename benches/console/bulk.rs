@@ -12,11 +12,11 @@ use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{JobStep, NewJob, Settlement};
 use tower_webhook::inbox::{
     ActionKind, By, EventId, EventState, Failure, Inbox, JobState, Queue, Which,
 };
+use tower_webhook_console::Console;
 
 use crate::accept;
 use crate::events::{Events, quantile, take};

@@ -212,17 +212,16 @@ async fn count_all(queue: &impl Queue) -> Result<()> {
     let counts = all
         .chain(refused)
         .flat_map(|(minute, processes, series, kind, outcome)| {
-            (1..=processes).map(move |process| Count {
-                minute,
-                process,
-                series,
-                kind: kind.clone(),
-                outcome: outcome.into(),
-                number: 40,
-                sample: (series == Series::Refused).then(|| Sample {
-                    lines: "203.0.113.7\n607 bytes".to_owned(),
-                    key: None,
-                }),
+            (1..=processes).map(move |process| {
+                let mut count = Count::new(series, minute, 40);
+                count.process = process;
+                count.kind.clone_from(&kind);
+                count.outcome = outcome.into();
+                if series == Series::Refused {
+                    let sample = count.sample.insert(Sample::default());
+                    "203.0.113.7\n607 bytes".clone_into(&mut sample.lines);
+                }
+                count
             })
         });
     let counts: Vec<_> = counts.collect();

@@ -35,11 +35,11 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tower::ServiceExt;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::Accepted;
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook_console::Console;
 
 use self::events::{Events, quantile};
 use self::fill::Filled;

@@ -2,34 +2,16 @@
 //!
 //! - **Tutorial**: [`getting_started`]
 //! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
-//! - **Operations**: [`production`], [`troubleshooting`] with the alerts, [`console`]
+//! - **Operations**: [`production`], [`troubleshooting`] with the alerts
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
 
 /// A page from a file beside this one. Its links have labels, which each page defines for readers of the
 /// file; the definitions here and in `links.txt` are for rustdoc, and the first definition of a label counts.
 ///
 /// A page whose doctests need a feature names it. Without the feature it is shown, and not tested.
-///
-/// A page names its pictures. Rustdoc does not copy files, so the page embeds them as data URLs.
 macro_rules! page {
-    ($name:ident, $file:literal $(, tested_with = $feature:tt)? $(, pictures = [$($picture:literal),*])?) => {
+    ($name:ident, $file:literal $(, tested_with = $feature:tt)?) => {
         #[doc = include_str!("links.txt")]
-        $($(
-            #[cfg_attr(
-                doc,
-                doc = concat!(
-                    "[picture-", $picture, "]: data:image/webp;base64,",
-                    include_str!(concat!("pictures/", $picture, ".b64"))
-                )
-            )]
-        )*)?
-        #[cfg_attr(feature = "console", doc = "[`Console`]: crate::console::Console")]
-        #[cfg_attr(feature = "console", doc = "[`Console::actor_header`]: crate::console::Console::actor_header")]
-        #[cfg_attr(feature = "console", doc = "[`Console::console`]: crate::console::Console::console")]
-        #[cfg_attr(feature = "console", doc = "[`Console::hide_payloads`]: crate::console::Console::hide_payloads")]
-        #[cfg_attr(feature = "console", doc = "[`Console::hosts`]: crate::console::Console::hosts")]
-        #[cfg_attr(feature = "console", doc = "[`Console::read_only`]: crate::console::Console::read_only")]
-        #[cfg_attr(all(feature = "console", feature = "sqlite"), doc = "[`Console::spool`]: crate::console::Console::spool")]
         #[cfg_attr(feature = "metrics", doc = "[`Metrics`]: crate::telemetry::Metrics")]
         #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::memory::MokaStore")]
         #[cfg_attr(
@@ -49,11 +31,6 @@ macro_rules! page {
     };
 }
 
-page!(
-    console,
-    "console.md",
-    pictures = ["overview", "event", "lanes", "drained"]
-);
 page!(
     getting_started,
     "getting_started.md",

@@ -9,9 +9,7 @@ use super::handle::{Inbox, Settings, Shared};
 use super::queue::Queue;
 use crate::error::Chain;
 use crate::store::StoreError;
-#[cfg(feature = "console")]
-use crate::telemetry::Count;
-use crate::telemetry::{CountsOf, Kept, Series, minute_of};
+use crate::telemetry::{Count, CountsOf, Kept, Series, minute_of};
 
 /// How many minutes are put together: those of a bar of each longer history.
 pub(crate) const SPANS: [i64; 3] = [1, 30, 12 * HOUR];
@@ -48,9 +46,33 @@ const WRITES: u32 = 5;
 const LONGEST_PAUSE: u32 = 30;
 
 impl<Q: Queue> Inbox<Q> {
-    /// Returns counts of all processes, from the newest minute to the oldest.
-    #[cfg(feature = "console")]
-    pub(crate) async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+    /// Returns the counts of all processes, from the newest minute to the oldest. The workers of this inbox write them
+    /// once a second, if its [observer](Self::observer) contains [`Recent`](crate::telemetry::Recent) or a
+    /// [`FailureBudget`](crate::telemetry::FailureBudget).
+    ///
+    /// They are kept for 30 days: by the minute for 2 hours (7 days if they are refused deliveries), by 30 minutes for 14
+    /// days, and then by 12 hours.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, Queue};
+    /// # use tower_webhook::store::StoreError;
+    /// use std::time::SystemTime;
+    /// use tower_webhook::telemetry::{CountsOf, Series, minute_of};
+    ///
+    /// # async fn example(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+    /// let now = minute_of(SystemTime::now());
+    /// let dead = CountsOf::new([Series::Dead], now - 60..now + 1);
+    /// for count in inbox.counts(&dead).await? {
+    ///     println!("minute {}: {} dead letters of {:?}", count.minute, count.number, count.kind);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
         let counts = self.shared.queue.counts(of);
         self.settings.call("counts", counts).await
     }

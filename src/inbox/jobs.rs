@@ -47,13 +47,12 @@ pub struct Seen {
 
 impl Seen {
     /// The time since 1970.
-    #[cfg(feature = "console")]
-    pub(crate) fn nanos(&self) -> u128 {
+    pub fn nanos(&self) -> u128 {
         let since = self.at.duration_since(SystemTime::UNIX_EPOCH);
         since.unwrap_or_default().as_nanos()
     }
 
-    pub(crate) fn has(&self, event: &EventSummary) -> bool {
+    pub fn has(&self, event: &EventSummary) -> bool {
         event.id <= self.newest && event.settled_at.is_none_or(|settled| settled <= self.at)
     }
 }

@@ -525,8 +525,27 @@ pub struct Listed {
 }
 
 impl Listed {
-    /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
-    pub(crate) fn next(&self, limit: usize) -> Option<EventId> {
+    /// Returns the event after which the next page begins, if there may be one. `limit` is that of this page.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Filter, Inbox, Page, Queue};
+    /// # use tower_webhook::store::StoreError;
+    /// # async fn example(inbox: &Inbox<impl Queue>, filter: &Filter) -> Result<(), StoreError> {
+    /// let mut page = Page::oldest(100);
+    /// loop {
+    ///     let listed = inbox.list(filter, page).await?;
+    ///     for event in &listed.events {
+    ///         println!("{}", event.id);
+    ///     }
+    ///     match listed.next(page.limit) {
+    ///         Some(last) => page = page.after(last),
+    ///         None => return Ok(()),
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn next(&self, limit: usize) -> Option<EventId> {
         let last = self.events.last().filter(|_| self.events.len() >= limit);
         self.searched.or(last.map(|event| event.id))
     }

@@ -341,8 +341,20 @@ impl Sender {
             .map_or_else(SystemTime::now, |clock| clock())
     }
 
-    /// The headers of a delivery that is not signed: its own, content type, event type and key.
-    pub(crate) fn head(&self, delivery: &RawDelivery) -> HeaderMap {
+    /// Returns the headers of a delivery that is not signed, as [`Webhooks::dangerously_unsigned`] takes it: those of
+    /// `delivery`, the content type, and the event type and key where this sender has them in headers.
+    ///
+    /// [`Webhooks::dangerously_unsigned`]: crate::Webhooks::dangerously_unsigned
+    ///
+    /// ```
+    /// use tower_webhook::{EventKind, RawDelivery, Sender};
+    ///
+    /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"chat-1"}"#);
+    /// let headers = Sender::chat_platform().unsigned(&delivery);
+    /// assert_eq!(headers["x-service-event"], "chat-rated");
+    /// ```
+    #[must_use]
+    pub fn unsigned(&self, delivery: &RawDelivery) -> HeaderMap {
         let mut headers = delivery.headers().clone();
         let json = HeaderValue::from_static("application/json");
         headers.insert(http::header::CONTENT_TYPE, json);

@@ -33,7 +33,7 @@ impl Sender {
     /// [`ConfigError::Sender`] when a header is missing that this sender signs, such as that of the key, or the secret
     /// is not written as this sender writes its secrets.
     pub fn sign(&self, secret: &Secret, delivery: &RawDelivery) -> Result<HeaderMap, ConfigError> {
-        let mut headers = self.head(delivery);
+        let mut headers = self.unsigned(delivery);
         match self.form() {
             Form::Chat(names) => {
                 if let Ok(tag) = HeaderValue::from_str(&secret.sign(delivery.body())) {

@@ -67,14 +67,13 @@ pub(crate) use self::metrics::{
 };
 pub(crate) use self::observer::Observers;
 pub use self::observer::{
-    AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
+    AttemptEnded, CallEnded, CallTarget, DeliveryEnded, End, Observation, Observer,
 };
 pub use self::recent::{Minute, Problem, Recent};
 pub(crate) use self::request::Asked;
 pub(crate) use self::short::Short;
 pub use self::silence::{Silence, Silent};
 pub(crate) use self::span::DeliverySpan;
-#[doc(hidden)]
 pub use self::tally::{Count, CountsOf, Sample, Series, minute_of};
 pub(crate) use self::tally::{Kept, Sums};
 pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};

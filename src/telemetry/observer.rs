@@ -14,7 +14,7 @@ use super::request::Asked;
 use super::tally::{Kept, Sample};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
-use crate::outcome::{Outcome, Settlement};
+use crate::outcome::{Failure, Outcome, Settlement};
 
 /// Sees each delivery, attempt, and call of a store or queue when it has ended.
 ///
@@ -205,9 +205,8 @@ pub struct AttemptEnded<'a> {
     pub event: Option<i64>,
     /// The outcome, with its [name](Outcome::name) and its [error](Outcome::reason).
     pub outcome: &'a Outcome,
-    /// What becomes of the event. `None` if the lease was lost, or if that could not be recorded: another attempt
-    /// follows, or may be in progress.
-    pub settlement: Option<&'a Settlement>,
+    /// `None` if the lease was lost, or if that could not be recorded.
+    pub(crate) settlement: Option<&'a Settlement>,
     /// The duration of the attempt, without that of its settlement.
     pub duration: Duration,
     /// The number of the attempt, counted from 1, if it is known.
@@ -216,12 +215,59 @@ pub struct AttemptEnded<'a> {
     pub since_accepted: Option<Duration>,
 }
 
-impl AttemptEnded<'_> {
+impl<'a> AttemptEnded<'a> {
     /// Whether a worker of an inbox made the attempt.
     #[must_use]
     pub fn is_from_inbox(&self) -> bool {
         self.since_accepted.is_some()
     }
+
+    /// Returns what becomes of the event. `None` if the lease was lost, or if the end could not be recorded: another
+    /// attempt follows, or may be in progress.
+    #[must_use]
+    pub fn end(&self) -> Option<End> {
+        Some(match self.settlement? {
+            Settlement::Handled => End::Handled,
+            Settlement::Ignored => End::Ignored,
+            Settlement::Discarded(_) => End::Discarded,
+            Settlement::Dead { .. } => End::Dead,
+            Settlement::Retry { after, .. } => End::Retried { after: *after },
+            Settlement::Released => End::Released,
+        })
+    }
+
+    /// Returns the failure that is kept with an event that is discarded, retried or dead.
+    #[must_use]
+    pub fn failure(&self) -> Option<&'a Failure> {
+        match self.settlement? {
+            Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
+            Settlement::Retry { failure, .. } => failure.as_ref(),
+            _ => None,
+        }
+    }
+}
+
+/// What becomes of an event after an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum End {
+    /// The event was handled.
+    Handled,
+    /// The event has no handler.
+    Ignored,
+    /// The handler discarded the event.
+    Discarded,
+    /// A worker tries the event again.
+    #[non_exhaustive]
+    Retried {
+        /// The delay before the next attempt.
+        after: Duration,
+    },
+    /// The event is a dead letter.
+    Dead,
+    /// The attempt does not count: it was interrupted, or it was answered with a failure and the sender repeats the
+    /// delivery.
+    Released,
 }
 
 /// A call of a store or a queue that has ended.

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::Short;
 use super::labels::Kinds;
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
-use super::tally::{Kept, Series, Tally, millis};
+use super::tally::{Count, CountsOf, Kept, Series, Sums, Tally, millis};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::lock::lock;
@@ -167,6 +167,25 @@ impl Recent {
         let apart = settled.at.duration_since(settled_at);
         let apart = apart.unwrap_or_else(|before| before.duration());
         (apart <= SAME_TIME).then_some(settled.took)
+    }
+
+    /// Returns what this process has counted in the last hour. [`Inbox::counts`](crate::inbox::Inbox::counts) returns
+    /// the counts of all processes that share an inbox, for 30 days.
+    #[must_use]
+    pub fn counts(&self, of: &CountsOf) -> Vec<Count> {
+        let mut sums = Sums::new(of.clone());
+        for count in self.shared.tally.last_hour().1 {
+            if of.series.contains(&count.series) && (of.from..of.until).contains(&count.minute) {
+                sums.add(count);
+            }
+        }
+        sums.end()
+    }
+
+    /// Returns the time of day by the clock that counts: the queue's, as soon as an inbox keeps the counts.
+    #[must_use]
+    pub fn now(&self) -> SystemTime {
+        self.shared.tally.now()
     }
 
     pub(crate) fn tally(&self) -> &Tally {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -16,6 +17,7 @@ use crate::lock::lock;
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[non_exhaustive]
 pub enum Series {
     /// Deliveries that were answered with 2xx, by kind and outcome.
     Acknowledged,
@@ -59,8 +61,9 @@ impl Series {
         }
     }
 
-    /// Puts two numbers of the same thing together.
-    pub(crate) fn join(self, one: u64, other: u64) -> u64 {
+    /// Puts two numbers of this series together: their sum, or of [`Lag`](Self::Lag) the larger.
+    #[must_use]
+    pub fn join(self, one: u64, other: u64) -> u64 {
         match self {
             Self::Lag => one.max(other),
             _ => one.saturating_add(other),
@@ -70,6 +73,7 @@ impl Series {
 
 /// A number of what happened in one minute, or in several that were put together.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Count {
     /// The first minute, since 1970.
     pub minute: i64,
@@ -87,8 +91,25 @@ pub struct Count {
     pub sample: Option<Sample>,
 }
 
+impl Count {
+    /// Creates a count without a kind and an outcome, of all processes.
+    #[must_use]
+    pub fn new(series: Series, minute: i64, number: u64) -> Self {
+        Self {
+            minute,
+            process: 0,
+            series,
+            kind: None,
+            outcome: Cow::Borrowed(""),
+            number,
+            sample: None,
+        }
+    }
+}
+
 /// What is known of a request that was refused: no part of its body.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Sample {
     /// The address, the size of the body, the request id and the key, in a line each.
     pub lines: String,
@@ -96,14 +117,24 @@ pub struct Sample {
     pub key: Option<Bytes>,
 }
 
-/// Selects counts.
+/// Selects counts, for [`Inbox::counts`](crate::inbox::Inbox::counts) and [`Recent::counts`].
+///
+/// ```
+/// use std::time::SystemTime;
+/// use tower_webhook::telemetry::{CountsOf, Series, minute_of};
+///
+/// let now = minute_of(SystemTime::now());
+/// let last_day = CountsOf::new([Series::Dead], now - 24 * 60..now + 1).bucket(30);
+/// assert_eq!(last_day.limit, 10_000);
+/// ```
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct CountsOf {
     /// What was counted.
     pub series: Vec<Series>,
     /// The first minute, since 1970.
     pub from: i64,
-    /// The one after the last.
+    /// The minute after the last.
     pub until: i64,
     /// How many minutes are put together.
     pub bucket: i64,
@@ -113,7 +144,43 @@ pub struct CountsOf {
     pub limit: usize,
 }
 
-/// The number of the minute since 1970.
+impl CountsOf {
+    /// Selects up to 10,000 counts of these minutes, each minute apart, and all processes together.
+    #[must_use]
+    pub fn new(series: impl IntoIterator<Item = Series>, minutes: Range<i64>) -> Self {
+        Self {
+            series: series.into_iter().collect(),
+            from: minutes.start,
+            until: minutes.end,
+            bucket: 1,
+            by_process: false,
+            limit: 10_000,
+        }
+    }
+
+    /// Puts so many minutes together, at least 1. A bucket begins at a multiple of its length since 1970.
+    #[must_use]
+    pub fn bucket(mut self, minutes: i64) -> Self {
+        self.bucket = minutes.max(1);
+        self
+    }
+
+    /// Counts each process apart.
+    #[must_use]
+    pub fn by_process(mut self) -> Self {
+        self.by_process = true;
+        self
+    }
+
+    /// Selects at most so many counts, the newest ones.
+    #[must_use]
+    pub fn limit(mut self, counts: usize) -> Self {
+        self.limit = counts;
+        self
+    }
+}
+
+/// Returns the number of the minute since 1970.
 #[must_use]
 pub fn minute_of(time: SystemTime) -> i64 {
     let since = time.duration_since(SystemTime::UNIX_EPOCH);

@@ -150,7 +150,7 @@ impl<T> Webhooks<T> {
     /// event is stored, and a worker runs the handlers later.
     ///
     /// What is set here applies to the receiver and its worker. A clone of the inbox that you keep, as for a
-    /// [console](crate::docs::console), has only the settings that were set on the inbox: set an
+    /// [console](https://docs.rs/tower-webhook-console), has only the settings that were set on the inbox: set an
     /// [`observer`](Inbox::observer) there. It finds the keys of every receiver that was started with one of its clones.
     ///
     /// ```

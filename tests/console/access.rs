@@ -3,8 +3,8 @@
 use axum::body::Body;
 use http::Request;
 use http::header::HOST;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::EventState;
+use tower_webhook_console::Console;
 
 use support::delivery::RequestExt;
 use support::inbox::states;

@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
 use tokio::time::sleep;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Scope, Seen};
 use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Filter, Which};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
+use tower_webhook_console::Console;
 use tracing::Level;
 
 use support::delivery::{RequestExt, delivery, send};

@@ -9,12 +9,12 @@ use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
 use tower::Layer;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::Recent;
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
+use tower_webhook_console::Console;
 
 use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};

@@ -6,10 +6,10 @@ use axum::Router;
 use axum::body::Body;
 use http::Request;
 use http::header::HOST;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::{EventState, Inbox};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::FailureBudget;
+use tower_webhook_console::Console;
 
 use support::delivery::RequestExt;
 use support::inbox::{inbox, states};

@@ -12,12 +12,12 @@ use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
-use tower_webhook::console::Console;
 use tower_webhook::inbox::{Accept, EventId, Filter, Inbox, Page, Retry};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
+use tower_webhook_console::Console;
 
 use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};

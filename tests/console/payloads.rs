@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Accepted, NewEvent};
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::{EventKind, RawDelivery};
+use tower_webhook_console::Console;
 use tracing::Level;
 
 use support::delivery::{RequestExt, delivery, send};

@@ -19,10 +19,10 @@ use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Accepted, NewEvent};
 use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Lane, Page, Queue};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
+use tower_webhook_console::Console;
 
 use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
@@ -626,9 +626,9 @@ mod durable {
     use axum::Router;
     use futures_util::future::join;
     use http::StatusCode;
-    use tower_webhook::console::Console;
     use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
     use tower_webhook::memory::MemoryQueue;
+    use tower_webhook_console::Console;
 
     use super::{
         cancelled_redrive, explains_wrong_requests, exports, finds_in_one_box, finds_what_failed,

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
-use tower_webhook::console::Console;
 use tower_webhook::{
     EventKind, EventRouter, IdempotencyKey, RawDelivery, Secret, Sender, Webhooks,
 };
+use tower_webhook_console::Console;
 
 use super::get;
 use support::delivery::send;

@@ -18,7 +18,7 @@ use support::operations::alerts;
 use support::program::{Program, check, installed, until_every};
 use support::{lock, net};
 
-pub(crate) const FILE: &str = include_str!("../../examples/operations/alertmanager.yml");
+pub(crate) const FILE: &str = include_str!("../../crates/receiver/operations/alertmanager.yml");
 pub(crate) const PACKAGE: &str = "prometheus-alertmanager";
 
 /// Alertmanager with the operator's file, and what it sends.

@@ -1,7 +1,7 @@
 //! The example receiver's error for a store whose feature is off, for any set of features.
 
 #[allow(dead_code)]
-#[path = "../../examples/receiver/store.rs"]
+#[path = "../../crates/receiver/src/store.rs"]
 mod store;
 
 #[test]

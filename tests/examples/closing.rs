@@ -9,7 +9,7 @@ use tokio::time::{Instant, advance};
 use self::activity::{Activity, Entry, LEAST_AGE, Open};
 
 #[allow(dead_code)]
-#[path = "../../examples/receiver/activity.rs"]
+#[path = "../../crates/receiver/src/activity.rs"]
 mod activity;
 
 /// Accepts a connection, a moment after the one before.

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use support::program::{Server, curl, example, run, until, until_every};
 
-const PAGE: &str = include_str!("../../src/docs/console.md");
+const PAGE: &str = include_str!("../../crates/console/README.md");
 
 fn page(console: &str, path: &str) -> String {
     curl(&["-i", &format!("{console}{path}")])

@@ -16,8 +16,8 @@ use support::net;
 use support::operations::{ALERTS, FILES, alerts};
 use support::program::{Server, check, curl, example, installed, until};
 
-const DASHBOARD: &str = include_str!("../../examples/operations/dashboard.json");
-const UNIT: &str = include_str!("../../examples/operations/receiver.service");
+const DASHBOARD: &str = include_str!("../../crates/receiver/operations/dashboard.json");
+const UNIT: &str = include_str!("../../crates/receiver/operations/receiver.service");
 const METRICS: &str = include_str!("../../src/docs/metrics.md");
 const TROUBLESHOOTING: &str = include_str!("../../src/docs/troubleshooting.md");
 

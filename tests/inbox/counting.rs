@@ -68,14 +68,9 @@ impl Receiver {
 
     async fn sum(&self, series: Series) -> u64 {
         let now = minute_of(std::time::SystemTime::now());
-        let of = CountsOf {
-            series: vec![series],
-            from: now - 10,
-            until: now + 10,
-            bucket: 60,
-            by_process: true,
-            limit: 1_000,
-        };
+        let of = CountsOf::new([series], now - 10..now + 10)
+            .bucket(60)
+            .by_process();
         let counts: Vec<Count> = self.inbox.queue().counts(&of).await.unwrap();
         counts.iter().map(|count| count.number).sum()
     }

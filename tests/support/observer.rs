@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use tower_webhook::Settlement;
-use tower_webhook::telemetry::{Observation, Observer};
+use tower_webhook::telemetry::{End, Observation, Observer};
 
 use super::lock;
 
@@ -53,13 +52,11 @@ fn describe(observation: &Observation<'_>) -> String {
         Observation::Attempt(ended) => {
             let number = ended.number.map_or("-".into(), |number| number.to_string());
             let outcome = ended.outcome;
-            let end = match ended.settlement {
-                Some(Settlement::Retry { after, .. }) => format!("retry in {} s", after.as_secs()),
-                Some(Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_)) => {
-                    "settled".into()
-                }
-                Some(Settlement::Dead { .. }) => "dead".into(),
-                Some(Settlement::Released) => "released".into(),
+            let end = match ended.end() {
+                Some(End::Retried { after, .. }) => format!("retry in {} s", after.as_secs()),
+                Some(End::Handled | End::Ignored | End::Discarded) => "settled".into(),
+                Some(End::Dead) => "dead".into(),
+                Some(End::Released) => "released".into(),
                 Some(other) => format!("{other:?}"),
                 None => "lost".into(),
             };

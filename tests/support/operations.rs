@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 /// Where they and the operator's other files are.
 pub const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/operations");
-pub const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
+pub const ALERTS: &str = include_str!("../../crates/receiver/operations/alerts.yml");
 
 /// Their names.
 pub fn alerts() -> BTreeSet<&'static str> {

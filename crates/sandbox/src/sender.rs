@@ -203,7 +203,7 @@ fn request(
     if let Some(headers) = request.headers_mut() {
         *headers = match &plan.secret {
             Some(secret) => sender.sign(secret, &delivery).unwrap_or_default(),
-            None => sender.head(&delivery),
+            None => sender.unsigned(&delivery),
         };
     }
     let place = fault.map(|(_, parameter)| usize::try_from(parameter).unwrap_or(usize::MAX));

@@ -12,8 +12,8 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
 use tokio::time::sleep;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::{EventId, EventState};
+use tower_webhook_console::Console;
 
 use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event};

@@ -9,7 +9,6 @@ use http::Request;
 use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
 use tower_webhook::inbox::{
     Accept, Action, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
@@ -20,6 +19,7 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer};
+use tower_webhook_console::Console;
 
 use crate::chromium::until;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};

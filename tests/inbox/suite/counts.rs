@@ -24,27 +24,23 @@ async fn now<Q: Queue>(queue: &Q) -> i64 {
 }
 
 fn of(series: Series, from: i64, until: i64) -> CountsOf {
-    CountsOf {
-        series: vec![series],
-        from,
-        until,
-        bucket: 1,
-        by_process: false,
-        limit: 10_000,
-    }
+    CountsOf::new([series], from..until)
+}
+
+fn sample(lines: &str, key: Option<&[u8]>) -> Sample {
+    let mut sample = Sample::default();
+    sample.lines = lines.to_owned();
+    sample.key = key.map(Bytes::copy_from_slice);
+    sample
 }
 
 impl<Q: Queue> Trial<Q> {
     fn counted(&self, series: Series, process: i64, minute: i64, number: u64) -> Count {
-        Count {
-            minute,
-            process,
-            series,
-            kind: Some(self.kind.clone()),
-            outcome: Cow::Borrowed("no-luck"),
-            number,
-            sample: None,
-        }
+        let mut count = Count::new(series, minute, number);
+        count.process = process;
+        count.kind = Some(self.kind.clone());
+        count.outcome = Cow::Borrowed("no-luck");
+        count
     }
 
     async fn note(&self, counts: &[Count]) {
@@ -95,35 +91,22 @@ pub(crate) async fn counts_of_processes_add_up<H: Harness>(harness: &H) {
             [(now, 0, joined(3, 5)), (now - 1, 0, 6)],
             "{series:?}"
         );
-        let by_process = CountsOf {
-            by_process: true,
-            ..all.clone()
-        };
+        let by_process = all.clone().by_process();
         let counts = trial.counts(&by_process).await;
         assert_eq!(counts, [(now, 1, 3), (now, 2, 5), (now - 1, 1, 6)]);
         // An hour from the first minute on, and what is not in the range.
-        let bucket = CountsOf {
-            from: now,
-            bucket: HOUR,
-            ..all
-        };
+        let mut bucket = all.bucket(HOUR);
+        bucket.from = now;
         let counts = trial.counts(&bucket).await;
         assert_eq!(counts, [(now - now % HOUR, 0, joined(3, 5))]);
     }
-    let unknown = Count {
-        kind: None,
-        sample: Some(Sample {
-            lines: "192.0.2.1\n17\nrequest\n".to_owned(),
-            key: None,
-        }),
-        ..trial.counted(Series::Refused, 3, now + 1, 7)
-    };
+    let mut unknown = trial.counted(Series::Refused, 3, now + 1, 7);
+    unknown.kind = None;
+    unknown.sample = Some(sample("192.0.2.1\n17\nrequest\n", None));
     trial.note(std::slice::from_ref(&unknown)).await;
     let next = of(Series::Refused, now + 1, now + 2);
-    let expected = Count {
-        process: 0,
-        ..unknown
-    };
+    let mut expected = unknown;
+    expected.process = 0;
     let counts = ok(trial.queue.counts(&next).await, "counts");
     assert!(counts.contains(&expected), "{counts:?}");
 }
@@ -145,7 +128,7 @@ pub(crate) async fn newest_counts_come_first<H: Harness>(harness: &H) {
     let all = of(Series::Dead, now - 60, now + 1);
     let expected: Vec<_> = (0..50).map(|ago| (now - ago, 0, 60)).collect();
     assert_eq!(trial.counts(&all).await, expected);
-    let few = CountsOf { limit: 3, ..all };
+    let few = all.limit(3);
     let newest = ok(trial.queue.counts(&few).await, "counts");
     let minutes: Vec<_> = newest.iter().map(|count| count.minute).collect();
     assert!(
@@ -234,23 +217,17 @@ pub(crate) async fn samples_are_forgotten<H: Harness>(harness: &H) {
         };
         let delivery = event.delivery.clone().with_key(key.clone());
         trial.taken(NewEvent { delivery, ..event }, HELD).await;
-        counts.push(Count {
-            sample: Some(Sample {
-                lines: format!("192.0.2.{process}\n\n\nkey"),
-                key: Some(Bytes::copy_from_slice(key.as_bytes())),
-            }),
-            ..trial.counted(Series::Refused, process, now, 1)
-        });
+        let mut count = trial.counted(Series::Refused, process, now, 1);
+        let lines = format!("192.0.2.{process}\n\n\nkey");
+        count.sample = Some(sample(&lines, Some(key.as_bytes())));
+        counts.push(count);
     }
     trial.note(&counts).await;
     let by = By::new("ada");
     let forget = forget_all(&trial.queue, &forgotten, &by);
     assert_eq!(ok(forget.await, "forget"), 1);
     trial.note(&counts).await;
-    let by_process = CountsOf {
-        by_process: true,
-        ..of(Series::Refused, now, now + 1)
-    };
+    let by_process = of(Series::Refused, now, now + 1).by_process();
     let mut left = ok(trial.queue.counts(&by_process).await, "counts");
     left.retain(|count| count.kind.as_ref() == Some(&trial.kind));
     let lines = |count: &Count| count.sample.as_ref().map(|sample| sample.lines.clone());

@@ -1,1 +1,1 @@
-../../../../../examples/receiver/demo.rs
+../../../../receiver/src/demo.rs

@@ -1,1 +1,1 @@
-../../../../../examples/receiver/host.rs
+../../../../receiver/src/host.rs

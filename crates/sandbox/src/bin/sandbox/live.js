@@ -1,1 +1,1 @@
-../../../../../src/console/live.js
+../../../../console/src/live.js

@@ -1,0 +1,366 @@
+//! The changes that operators make.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection};
+use axum::extract::{Form, Path, Query};
+use axum::response::{IntoResponse, Redirect, Response};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+use tower_webhook::EventKind;
+use tower_webhook::inbox::{By, Change, EventId, EventState};
+use tower_webhook::store::StoreError;
+use tower_webhook::telemetry::Chain;
+
+use super::bulk::Action;
+use super::guard::{actor, known};
+use super::page::{View, Wrong};
+use super::problem::Problem;
+use super::request::{Did, Search, action, find_job, id, inbox, text};
+use super::routes;
+use super::settings::Console;
+
+type Answer = Result<Redirect, Problem>;
+
+fn refused(id: EventId, change: Change) -> Problem {
+    let reason = match change {
+        Change::NotFound => return Problem::not_found(format!("There is no event {id}.")),
+        Change::WithoutBody => "its body was deleted, so it cannot be handled again",
+        _ => "its state does not allow it; another operator may have changed it",
+    };
+    let reason = format!("Event {id} was not changed: {reason}.");
+    Problem::new(StatusCode::CONFLICT, reason)
+}
+
+/// The state that the page showed, and why the event is changed.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Shown {
+    state: String,
+    reason: String,
+}
+
+/// The operator, and why something is done.
+fn by(view: &View, headers: &HeaderMap, reason: &str) -> By {
+    let actor = actor(&view.console, headers).unwrap_or_default();
+    By::new(&actor).because(reason)
+}
+
+pub(super) async fn change(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    path: Result<Path<(String, String)>, PathRejection>,
+    form: Result<Form<Shown>, FormRejection>,
+) -> Answer {
+    let Path((number, name)) = path?;
+    let Form(shown) = form?;
+    let (id, action) = (id(&number)?, action(&name)?);
+    let from = state(&shown.state)?;
+    let by = by(&view, &headers, &shown.reason);
+    match make(&view.console, by, action, id, from).await? {
+        Change::Made => {
+            let did = Did::Changed(action, vec![id]).at(&format!("/events/{id}"));
+            Ok(Redirect::to(&view.url(did)))
+        }
+        change => Err(refused(id, change)),
+    }
+}
+
+/// Makes a change and logs it in a task, since the operator may disconnect meanwhile.
+async fn in_task<T: Send + 'static>(
+    change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::spawn(change).await {
+        Ok(change) => Ok(change?),
+        Err(_) => Err(Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The change panicked. The log has the reason.",
+        )),
+    }
+}
+
+/// Changes an event, with `from` only if it is in this state.
+async fn make(
+    console: &Console,
+    by: By,
+    action: Action,
+    id: EventId,
+    from: Option<EventState>,
+) -> Result<Change, Problem> {
+    let inbox = Arc::clone(inbox(console)?);
+    in_task(async move {
+        let change = action.apply(&*inbox, id, from, by.clone()).await;
+        let actor = known(by.who());
+        match &change {
+            Ok(change) => tracing::info!(
+                actor,
+                action = action.name(),
+                event = id.0,
+                ?change,
+                "an operator requested a change of an event"
+            ),
+            Err(error) => tracing::warn!(
+                actor,
+                action = action.name(),
+                event = id.0,
+                reason = Chain(error).to_string(),
+                "an operator requested a change of an event, and the queue failed"
+            ),
+        }
+        change
+    })
+    .await
+}
+
+/// Parses the state that the page showed. `None` if it sent none.
+fn state(text: &str) -> Result<Option<EventState>, Problem> {
+    let unknown = |error| Problem::bad(format!("`{text}`: {error}."));
+    match text {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(unknown),
+    }
+}
+
+/// An event, and the state that the page showed.
+type Selected = (EventId, Option<EventState>);
+
+/// Parses an event as `7:dead`, or `7` for any state.
+fn selected(text: &str) -> Result<Selected, Problem> {
+    match text.split_once(':') {
+        Some((number, shown)) => Ok((id(number)?, state(shown)?)),
+        None => Ok((id(text)?, None)),
+    }
+}
+
+/// The form of a list.
+#[derive(Default)]
+struct Selection {
+    ids: Vec<Selected>,
+    action: String,
+    reason: String,
+    /// The query of the list.
+    query: String,
+}
+
+impl Selection {
+    fn parse(body: &[u8]) -> Result<Self, Problem> {
+        let mut it = Self::default();
+        for (field, value) in form_urlencoded::parse(body) {
+            match &*field {
+                "id" => it.ids.push(selected(&value)?),
+                "action" => it.action = value.into_owned(),
+                "reason" => it.reason = value.into_owned(),
+                "query" => it.query = value.into_owned(),
+                _ => {}
+            }
+        }
+        Ok(it)
+    }
+}
+
+/// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
+pub(super) async fn change_selected(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    body: Result<Bytes, BytesRejection>,
+) -> Result<Response, Problem> {
+    let Selection {
+        ids,
+        action,
+        reason,
+        query,
+    } = Selection::parse(&body?)?;
+    // Only what a URL can have.
+    let query = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(form_urlencoded::parse(query.as_bytes()))
+        .finish();
+    let list = format!("/events?{query}");
+    let by = by(&view, &headers, &reason);
+    let problem = match change_each(&view.console, by, &action, &ids).await {
+        Ok(did) => return Ok(Redirect::to(&view.url(did.at(&list))).into_response()),
+        Err(problem) => problem,
+    };
+    // The list stays, and what is selected in it.
+    let checked: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
+    let wrong = Wrong {
+        reason: problem.reason(&view.console),
+        checked: &checked,
+    };
+    let search = list
+        .parse()
+        .ok()
+        .and_then(|uri| Query::try_from_uri(&uri).ok());
+    let page = match search {
+        Some(Query(search)) => routes::list(&view, &search, Some(wrong)).await.ok(),
+        None => None,
+    };
+    match page {
+        Some(page) => Ok(problem.on(page)),
+        None => Err(problem),
+    }
+}
+
+/// Changes events, one after another.
+async fn change_each(
+    console: &Console,
+    by: By,
+    name: &str,
+    ids: &[Selected],
+) -> Result<Did, Problem> {
+    let action = action(name)?;
+    if ids.is_empty() {
+        return Err(Problem::bad("No event was selected."));
+    }
+    let mut unchanged = Vec::new();
+    for (at, &(id, from)) in ids.iter().enumerate() {
+        match make(console, by.clone(), action, id, from).await {
+            Ok(Change::Made) => {}
+            Ok(_) => unchanged.push(id.to_string()),
+            Err(mut problem) => {
+                problem.add(&format!(
+                    "The first {at} of {} events were tried before.",
+                    ids.len()
+                ));
+                return Err(problem);
+            }
+        }
+    }
+    if !unchanged.is_empty() {
+        let count = ids.len() - unchanged.len();
+        let reason = format!(
+            "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
+            action.past(),
+            unchanged.join(", ")
+        );
+        return Err(Problem::new(StatusCode::CONFLICT, reason));
+    }
+    Ok(Did::Changed(
+        action,
+        ids.iter().map(|(id, _)| *id).collect(),
+    ))
+}
+
+pub(super) async fn change_all(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    form: Result<Form<Search>, FormRejection>,
+) -> Answer {
+    let Form(search) = form?;
+    let action = action(&search.action)?;
+    search.filter_for_change(&view.console)?;
+    let inbox = inbox(&view.console)?;
+    let by = by(&view, &headers, &search.reason);
+    let job = view.console.jobs.begin(&**inbox, action, &search, by);
+    let number = job.await?;
+    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
+}
+
+pub(super) async fn cancel(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    path: Result<Path<i64>, PathRejection>,
+) -> Answer {
+    let Path(number) = path?;
+    find_job(&view.console, number).await?;
+    let by = by(&view, &headers, "");
+    let inbox = inbox(&view.console)?;
+    tracing::info!(
+        actor = known(by.who()),
+        job = number,
+        "the console cancels a job"
+    );
+    inbox.cancel_job(number, by.clone()).await?;
+    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
+}
+
+/// The kind to pause or resume: all of them if it is empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Paused {
+    kind: String,
+    /// Why it is paused.
+    reason: String,
+}
+
+impl Paused {
+    pub(super) fn kind(&self) -> Result<Option<EventKind>, Problem> {
+        let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind));
+        match self.kind.as_str() {
+            "" => Ok(None),
+            kind => kind.parse().map(Some).map_err(wrong),
+        }
+    }
+
+    /// Who pauses, and why.
+    fn note(&self, by: &By) -> Result<String, Problem> {
+        if text(&self.reason).is_none() {
+            return Err(Problem::bad("Say why it is paused, for the others."));
+        }
+        Ok(match (by.who(), by.reason()) {
+            ("", reason) => reason.to_owned(),
+            (who, reason) => format!("{who}: {reason}"),
+        })
+    }
+}
+
+pub(super) async fn pause(
+    view: Extension<View>,
+    headers: HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+) -> Answer {
+    set_paused(view, &headers, form, true).await
+}
+
+pub(super) async fn resume(
+    view: Extension<View>,
+    headers: HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+) -> Answer {
+    set_paused(view, &headers, form, false).await
+}
+
+async fn set_paused(
+    Extension(view): Extension<View>,
+    headers: &HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+    is_paused: bool,
+) -> Answer {
+    let Form(form) = form?;
+    let kind = form.kind()?;
+    let inbox = Arc::clone(inbox(&view.console)?);
+    let by = by(&view, headers, &form.reason);
+    let did = match is_paused {
+        true => Did::Paused(kind.clone()),
+        false => Did::Resumed(kind.clone()),
+    };
+    let note = is_paused.then(|| form.note(&by)).transpose()?;
+    in_task(async move {
+        let set = inbox
+            .pause(kind.as_ref(), note.as_deref(), by.clone())
+            .await;
+        let actor = known(by.who());
+        let kind = kind.as_ref().map(tracing::field::display);
+        match &set {
+            Ok(()) => tracing::info!(
+                actor,
+                kind,
+                is_paused,
+                note,
+                "the console pauses or resumes"
+            ),
+            Err(error) => tracing::warn!(
+                actor,
+                kind,
+                is_paused,
+                reason = Chain(error).to_string(),
+                "the console could not pause or resume"
+            ),
+        }
+        set
+    })
+    .await?;
+    Ok(Redirect::to(&view.url(did.at("/"))))
+}

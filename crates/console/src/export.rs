@@ -1,0 +1,252 @@
+//! The events of a filter as a file, which is sent while they are read.
+
+use std::collections::VecDeque;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use axum::Extension;
+use axum::body::{Body, Bytes};
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use axum::response::IntoResponse;
+use futures_util::future::try_join_all;
+use futures_util::stream::try_unfold;
+use http::HeaderMap;
+use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
+use serde_json::{Value, json};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep};
+use tower_webhook::inbox::{EventId, EventRecord, Filter, Page};
+use tower_webhook::store::StoreError;
+
+use super::bulk::first;
+use super::guard::actor;
+use super::operations::{Operations, SEARCH};
+use super::page::{View, clamped};
+use super::problem::Problem;
+use super::request::{Search, inbox};
+
+/// The number of events that are listed at a time.
+const STEP: usize = 512;
+
+/// The number of events that are in memory at a time, with their payloads: fewer while these are large.
+const AT_ONCE: RangeInclusive<usize> = 8..=64;
+
+/// The size of the payloads after which fewer events are read at a time, in bytes.
+const LARGE: usize = 256 << 10;
+
+#[derive(Clone, Copy)]
+enum Format {
+    JsonLines,
+    Csv,
+}
+
+pub(super) async fn export(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Result<impl IntoResponse, Problem> {
+    let (console, Query(search)) = (view.console, search?);
+    let format = match search.format.as_str() {
+        "jsonl" => Format::JsonLines,
+        "csv" => Format::Csv,
+        other => {
+            let reason = format!("`{other}` is not a format. The formats are `jsonl` and `csv`.");
+            return Err(Problem::bad(reason));
+        }
+    };
+    let filter = search.filter(&console)?;
+    let inbox = Arc::clone(inbox(&console)?);
+    let turn = console.jobs.turn_of_export().await;
+    // Events that are accepted meanwhile are not in it, so that it ends.
+    let newest = first(&*inbox, Page::newest(1)).await?;
+    tracing::info!(
+        actor = actor(&console, &headers),
+        filter = search.logged(),
+        format = search.format,
+        "the console exports events"
+    );
+    let hides_payloads = console.hides_payloads;
+    let export = Export {
+        newest: newest.unwrap_or(EventId(0)),
+        page: Some(Page {
+            newest_first: search.newest_first(),
+            ..Page::oldest(STEP).within(SEARCH)
+        }),
+        head: matches!(format, Format::Csv).then(|| head(hides_payloads)),
+        inbox,
+        filter,
+        format,
+        hides_payloads,
+        listed: VecDeque::new(),
+        at_once: *AT_ONCE.start(),
+        _turn: turn,
+    };
+    let (kind, name) = match format {
+        Format::JsonLines => ("application/x-ndjson", "events.jsonl"),
+        Format::Csv => ("text/csv; charset=utf-8", "events.csv"),
+    };
+    let name = format!("attachment; filename=\"{name}\"");
+    let headers = [(CONTENT_TYPE, kind.to_owned()), (CONTENT_DISPOSITION, name)];
+    Ok((headers, Body::from_stream(try_unfold(export, Export::step))))
+}
+
+struct Export {
+    inbox: Arc<dyn Operations>,
+    filter: Filter,
+    format: Format,
+    hides_payloads: bool,
+    /// The first line of a table, until it is written.
+    head: Option<String>,
+    newest: EventId,
+    /// The next page. `None` after the last one.
+    page: Option<Page>,
+    /// Events that are not written yet.
+    listed: VecDeque<EventId>,
+    /// How many of them are read next.
+    at_once: usize,
+    _turn: Option<OwnedSemaphorePermit>,
+}
+
+impl Export {
+    /// The next part of the file. An error closes the connection, so that nobody takes a part for the whole.
+    async fn step(mut self) -> Result<Option<(Bytes, Self)>, StoreError> {
+        if let Some(head) = self.head.take() {
+            return Ok(Some((head.into(), self)));
+        }
+        while self.listed.is_empty() {
+            let Some(page) = self.page.take() else {
+                return Ok(None);
+            };
+            let listed = self.inbox.list(&self.filter, page).await?;
+            let after = listed.next(page.limit);
+            let goes_on = after.filter(|after| page.newest_first || *after < self.newest);
+            self.page = goes_on.map(|after| page.after(after));
+            let ids = listed.events.iter().map(|event| event.id);
+            self.listed.extend(ids.filter(|id| *id <= self.newest));
+        }
+        let some = self.listed.drain(..self.at_once.min(self.listed.len()));
+        let (inbox, began) = (&self.inbox, Instant::now());
+        let records = try_join_all(some.map(|id| inbox.get(id))).await?;
+        // Deliveries have their turn.
+        sleep(began.elapsed() / 2).await;
+        let (mut text, mut bytes) = (String::new(), 0);
+        for record in records.into_iter().flatten() {
+            bytes += record.body.as_ref().map_or(0, Bytes::len);
+            // It may have changed meanwhile.
+            if self.filter.matches(&record.summary) {
+                text += &match self.format {
+                    Format::JsonLines => line(&record, self.hides_payloads),
+                    Format::Csv => row(&record, self.hides_payloads),
+                };
+            }
+        }
+        let (fewest, most) = AT_ONCE.into_inner();
+        self.at_once = match bytes {
+            ..LARGE => most.min(2 * self.at_once),
+            _ => fewest,
+        };
+        Ok(Some((text.into(), self)))
+    }
+}
+
+fn time(at: SystemTime) -> String {
+    humantime::format_rfc3339_millis(clamped(at)).to_string()
+}
+
+/// An event as a line of JSON, whose payload is the text that was received, or is escaped if it is none.
+fn line(record: &EventRecord, hides_payloads: bool) -> String {
+    let event = &record.summary;
+    let mut line = json!({
+        "id": event.id.0,
+        "kind": event.kind.as_str(),
+        "chat": event.chat,
+        "key": event.key.as_ref().map(ToString::to_string),
+        "state": event.state.name(),
+        "accepted_at": time(event.accepted_at),
+        "settled_at": event.settled_at.map(time),
+        "failed_attempts": event.failures,
+        "redriven": event.is_redriven,
+        "failures": record.failures.iter().map(|past| json!({
+            "at": time(past.at),
+            "outcome": past.failure.outcome,
+            "reason": (!hides_payloads).then_some(&past.failure.reason),
+        })).collect::<Vec<_>>(),
+    });
+    if let Some(body) = record.body.as_ref().filter(|_| !hides_payloads) {
+        let (name, text) = match str::from_utf8(body) {
+            Ok(text) => ("payload", text.to_owned()),
+            Err(_) => ("payload_escaped", body.escape_ascii().to_string()),
+        };
+        line[name] = Value::String(text);
+    }
+    format!("{line}\n")
+}
+
+const COLUMNS: &[&str] = &[
+    "id",
+    "kind",
+    "chat",
+    "key",
+    "state",
+    "accepted_at",
+    "settled_at",
+    "failed_attempts",
+    "redriven",
+    "last_failure",
+    "outcome",
+];
+
+/// Those that are hidden with the payloads.
+const HIDDEN: &[&str] = &["reason", "payload"];
+
+fn head(hides_payloads: bool) -> String {
+    let hidden = HIDDEN.iter().filter(|_| !hides_payloads);
+    cells(COLUMNS.iter().chain(hidden).map(|name| (*name).to_owned()))
+}
+
+/// An event as a row of a table.
+fn row(record: &EventRecord, hides_payloads: bool) -> String {
+    let event = &record.summary;
+    let last = record.failures.last();
+    let known = [
+        event.id.to_string(),
+        event.kind.to_string(),
+        event.chat.clone().unwrap_or_default(),
+        event
+            .key
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default(),
+        event.state.to_string(),
+        time(event.accepted_at),
+        event.settled_at.map(time).unwrap_or_default(),
+        event.failures.to_string(),
+        event.is_redriven.to_string(),
+        last.map(|past| time(past.at)).unwrap_or_default(),
+        last.map(|past| past.failure.outcome.clone())
+            .unwrap_or_default(),
+    ];
+    let body = record.body.as_deref().unwrap_or_default();
+    let hidden = [
+        last.map(|past| past.failure.reason.clone())
+            .unwrap_or_default(),
+        String::from_utf8_lossy(body).into_owned(),
+    ];
+    cells(
+        known
+            .into_iter()
+            .chain(hidden.into_iter().filter(|_| !hides_payloads)),
+    )
+}
+
+/// Joins cells. One that a spreadsheet would take for a formula begins with an apostrophe.
+fn cells(cells: impl Iterator<Item = String>) -> String {
+    let cells = cells.map(|cell| {
+        let is_formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
+        let mark = if is_formula { "'" } else { "" };
+        format!("\"{mark}{}\"", cell.replace('"', "\"\""))
+    });
+    format!("{}\r\n", cells.collect::<Vec<_>>().join(","))
+}

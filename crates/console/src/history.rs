@@ -1,0 +1,190 @@
+//! The pages of what was counted, and the ranges that they ask for.
+
+use std::time::SystemTime;
+
+use axum::Extension;
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use maud::Markup;
+use serde::Deserialize;
+use tower_webhook::store::StoreError;
+use tower_webhook::telemetry::{Count, CountsOf, Recent, Series, minute_of};
+
+use super::page::{self, View, start};
+use super::problem::Problem;
+use super::request::{ROWS, text, time};
+use super::settings::Console;
+
+/// What a page of counts is asked for.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Asked {
+    range: String,
+    kind: String,
+    until: String,
+}
+
+/// The time that a history covers, in minutes since 1970.
+pub(super) struct Range {
+    pub(super) name: &'static str,
+    pub(super) from: i64,
+    until: i64,
+    /// How many minutes a bar covers.
+    pub(super) bucket: i64,
+    /// Whether counts of as long a time before are kept.
+    pub(super) has_before: bool,
+}
+
+const HOUR: i64 = 60;
+const DAY: i64 = 24 * HOUR;
+
+/// The most counts that a history is made of.
+const MOST: usize = 50_000;
+
+/// The most refusals of a minute that a page shows.
+const MOST_OF_A_MINUTE: usize = 400;
+
+impl Range {
+    pub(super) const NAMES: [&str; 4] = ["1h", "24h", "7d", "30d"];
+
+    fn parse(name: &str, now: SystemTime, has_inbox: bool) -> Result<Self, Problem> {
+        let (name, length, bucket) = match (name.trim(), has_inbox) {
+            ("1h", _) | ("", false) => ("1h", HOUR, 1),
+            ("24h" | "", _) => ("24h", DAY, 30),
+            ("7d", _) => ("7d", 7 * DAY, 2 * HOUR),
+            ("30d", _) => ("30d", 30 * DAY, 12 * HOUR),
+            (other, _) => {
+                let reason =
+                    format!("`{other}` is not a range. The ranges are 1h, 24h, 7d and 30d.");
+                return Err(Problem::bad(reason));
+            }
+        };
+        let until = minute_of(now) + 1;
+        let from = until - length;
+        Ok(Self {
+            name,
+            from: from - from.rem_euclid(bucket),
+            until,
+            bucket,
+            has_before: has_inbox && name != "30d",
+        })
+    }
+
+    pub(super) fn words(&self) -> &'static str {
+        match self.name {
+            "1h" => "hour",
+            "24h" => "24 hours",
+            "7d" => "7 days",
+            _ => "30 days",
+        }
+    }
+
+    pub(super) fn bucket_words(&self) -> &'static str {
+        match self.name {
+            "1h" => "a minute",
+            "24h" => "30 minutes",
+            "7d" => "2 hours",
+            _ => "12 hours",
+        }
+    }
+
+    pub(super) fn buckets(&self) -> usize {
+        usize::try_from((self.until - self.from + self.bucket - 1) / self.bucket).unwrap_or(0)
+    }
+
+    pub(super) fn start(&self, bucket: usize) -> SystemTime {
+        let at = i64::try_from(bucket).unwrap_or(0);
+        start(self.from + at * self.bucket)
+    }
+}
+
+/// What was refused, and how the list goes on.
+pub(super) struct Refused {
+    pub(super) counts: Vec<Count>,
+    /// The latest minute, as it was asked for.
+    pub(super) until: String,
+    /// The latest minute of the next page.
+    pub(super) older: Option<String>,
+}
+
+pub(super) async fn history(
+    Extension(view): Extension<View>,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Result<Markup, Problem> {
+    let Query(asked) = asked?;
+    let range = Range::parse(
+        &asked.range,
+        now(&view.console),
+        view.console.inbox.is_some(),
+    )?;
+    let before = if range.has_before {
+        range.until - range.from
+    } else {
+        0
+    };
+    let series = Series::ALL.into_iter().filter(|it| *it != Series::Budget);
+    let of = CountsOf::new(series, range.from - before..range.until)
+        .bucket(range.bucket)
+        .limit(MOST);
+    let mut counts = counts(&view.console, of).await?;
+    let kinds = counts
+        .iter()
+        .filter_map(|count| count.kind.clone())
+        .collect();
+    let kind = text(&asked.kind);
+    if let Some(kind) = &kind {
+        counts.retain(|count| count.kind.as_ref().is_some_and(|it| it.as_str() == *kind));
+    }
+    Ok(page::history(
+        &view,
+        &range,
+        kind.as_deref(),
+        &kinds,
+        &counts,
+    ))
+}
+
+pub(super) async fn refusals(
+    Extension(view): Extension<View>,
+    asked: Result<Query<Asked>, QueryRejection>,
+) -> Result<Markup, Problem> {
+    let Query(asked) = asked?;
+    let now = minute_of(now(&view.console));
+    let until = time(&asked.until)?.map_or(now, minute_of);
+    let of = CountsOf::new([Series::Refused], now - 7 * DAY..until.saturating_add(1))
+        .limit(ROWS + MOST_OF_A_MINUTE);
+    let mut counts = counts(&view.console, of).await?;
+    // A page ends with the last row of a minute.
+    let last = counts.get(ROWS - 1).map(|count| count.minute);
+    let shown = last.map_or(counts.len(), |last| {
+        counts.partition_point(|count| count.minute >= last)
+    });
+    let older = counts.get(shown).map(|next| {
+        let start = humantime::format_rfc3339_seconds(start(next.minute)).to_string();
+        start[..16].to_owned()
+    });
+    counts.truncate(shown);
+    Ok(page::refusals(
+        &view,
+        &Refused {
+            counts,
+            until: asked.until.trim().to_owned(),
+            older,
+        },
+    ))
+}
+
+/// The time by the clock that counts.
+fn now(console: &Console) -> SystemTime {
+    let recent = console.recent.as_ref();
+    recent.map_or_else(SystemTime::now, Recent::now)
+}
+
+/// Those of all processes, or without an inbox of this one.
+async fn counts(console: &Console, of: CountsOf) -> Result<Vec<Count>, StoreError> {
+    if let Some(inbox) = &console.inbox {
+        return inbox.counts(of).await;
+    }
+    let recent = console.recent.as_ref();
+    Ok(recent.map(|recent| recent.counts(&of)).unwrap_or_default())
+}

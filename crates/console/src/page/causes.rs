@@ -1,0 +1,361 @@
+//! What is wrong: one sentence with its colour, and the other causes below it, worst first.
+
+use std::cmp::Reverse;
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+use tower_webhook::EventKind;
+use tower_webhook::inbox::{KindStats, Stats};
+use tower_webhook::telemetry::{Problem, Silent, Spent};
+
+use super::inboxes::Part;
+use super::overview::{Observed, is_short};
+use super::parts::next_attempt;
+use super::text::{clip, count, kind as name, long, minute};
+use super::view::View;
+
+/// The number of dead letters from which on they are critical.
+const MANY_DEAD: u64 = 100;
+
+/// The age of a waiting event from which on somebody should have begun to handle it.
+const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
+
+/// The number of kinds that a sentence names.
+const NAMED: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Warning,
+    Critical,
+}
+
+impl Level {
+    fn class(self) -> &'static str {
+        match self {
+            Self::Warning => "warn",
+            Self::Critical => "bad",
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Warning => "Warning",
+            Self::Critical => "Critical",
+        }
+    }
+}
+
+/// All that is wrong for one reason, of whichever kinds.
+pub(super) struct Cause {
+    pub(super) level: Level,
+    pub(super) text: Markup,
+    /// A URL, and its text.
+    link: Option<(String, &'static str)>,
+}
+
+impl Cause {
+    pub(super) fn new(level: Level, text: Markup) -> Self {
+        Self {
+            level,
+            text,
+            link: None,
+        }
+    }
+
+    pub(super) fn link(mut self, url: String, text: &'static str) -> Self {
+        self.link = Some((url, text));
+        self
+    }
+
+    pub(super) fn badge(&self) -> Markup {
+        html! { span class={ "badge " (self.level.class()) } { (self.level.word()) } }
+    }
+
+    fn sentence(&self) -> Markup {
+        html! {
+            (self.text)
+            @if let Some((url, text)) = &self.link { " " a href=(url) { (text) } }
+        }
+    }
+}
+
+/// All causes, worst first.
+pub(super) fn causes(part: &Part, observed: &Observed) -> Vec<Cause> {
+    let (view, error) = (&part.view, part.error.as_deref());
+    let stats = part.stats();
+    let of_queue = error.map(|error| {
+        let hides = view.console.hides_payloads;
+        let error = if hides {
+            "the log has the reason"
+        } else {
+            error
+        };
+        Cause::new(
+            Level::Critical,
+            html! { "The queue cannot be read: " (clip(error, 300)) "." },
+        )
+    });
+    let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
+        let stats = stats?;
+        cause(view, stats)
+    };
+    let mut causes: Vec<_> = [
+        #[cfg(feature = "sqlite")]
+        spooled(view),
+        of_queue,
+        unavailable(view),
+        budget(observed),
+        tripped(part, observed),
+        silent(&observed.silent),
+        of_stats(waiting),
+        of_stats(dead),
+        unverified(view, observed),
+        of_stats(blocked),
+        retried(part, observed),
+        of_stats(paused),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    sort(&mut causes);
+    causes
+}
+
+pub(super) fn sort(causes: &mut [Cause]) {
+    causes.sort_by_key(|cause| Reverse(cause.level));
+}
+
+pub(super) fn show(causes: &[Cause]) -> Markup {
+    html! {
+        @match causes.split_first() {
+            None => div.alert.good { p { b { "All is well: " } "nothing is wrong." } },
+            Some((worst, others)) => div class={ "alert " (worst.level.class()) } {
+                p { b { (worst.level.word()) ": " } (worst.sentence()) }
+                @if !others.is_empty() {
+                    p { "And " (others.len()) " more:" }
+                    ul { @for cause in others { li { (cause.badge()) " " (cause.sentence()) } } }
+                }
+            },
+        }
+    }
+}
+
+/// A database that cannot be reached, or what it has not got since.
+#[cfg(feature = "sqlite")]
+fn spooled(view: &View) -> Option<Cause> {
+    let status = view.console.spool.as_ref()?();
+    let level = match status.is_open || status.refused > 0 {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        @if status.is_open { "The database cannot be reached: events are accepted into the spool. " }
+        b { (count(status.events)) @if status.events == 1 { " event" } @else { " events" } }
+        @if status.events == 1 { " waits" } @else { " wait" } " in the spool of this process"
+        @if let Some(oldest) = status.oldest { ", the oldest for " (long(oldest)) }
+        "."
+        @if let Some(left) = status.full_in { " At this rate it is full in " (long(left)) ", and deliveries are then refused." }
+        @if status.refused > 0 { " The database refuses " (count(status.refused)) " of its events; the log has the reason." }
+    };
+    let is_shown = status.is_open || status.events > 0 || status.refused > 0;
+    is_shown.then(|| Cause::new(level, text))
+}
+
+/// For how long after the last refusal the store is said not to answer.
+const RECENTLY: Duration = Duration::from_secs(60);
+
+/// Deliveries that were refused because the store or the queue failed.
+fn unavailable(view: &View) -> Option<Cause> {
+    let problems = view.console.recent.as_ref()?.problems();
+    let refused = |it: &&Problem| it.outcome == "store-unavailable" && !it.is_from_inbox;
+    let problem = problems.iter().find(refused)?;
+    let age = problem.at.elapsed().unwrap_or_default();
+    let text = html! {
+        "Deliveries are refused, as the store does not work; the last one " (long(age)) " ago. The newest problems have the reason."
+    };
+    (age < RECENTLY).then(|| Cause::new(Level::Critical, text))
+}
+
+/// The first names, and how many there are beside them.
+fn names<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Markup {
+    let kinds: Vec<_> = kinds.into_iter().collect();
+    let (named, others) = kinds.split_at(kinds.len().min(NAMED));
+    html! {
+        @for (at, kind) in named.iter().enumerate() {
+            @if at > 0 { @if others.is_empty() { " and " } @else { ", " } }
+            b { (name(kind)) }
+        }
+        @if !others.is_empty() { " and " (others.len()) " more" }
+    }
+}
+
+/// The webhook that is closest to being disabled.
+fn budget(observed: &Observed) -> Option<Cause> {
+    let spent = observed.spent.iter();
+    let mut spent: Vec<_> = spent
+        .filter_map(|spent| Some((spent, spent.kind.as_ref()?)))
+        .filter(|(spent, _)| spent.share() >= 0.2)
+        .collect();
+    spent.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
+    let ((worst, kind), others) = spent.split_first()?;
+    let level = match worst.share() >= 0.5 || worst.disabled_in.is_some() {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        b { (name(kind)) } ": " (worst.failures)
+        @if let Some(limit) = worst.limit { " of " (limit) }
+        " failures in an hour. "
+        (forecast(worst))
+        @if !others.is_empty() { " Also " (names(others.iter().map(|(_, kind)| *kind))) "." }
+    };
+    Some(Cause::new(level, text))
+}
+
+fn forecast(spent: &Spent) -> Markup {
+    html! {
+        @match spent.disabled_in {
+            Some(left) if left.is_zero() => "The platform has probably disabled the webhook: enable it in the partner portal when the cause is fixed.",
+            Some(left) => {
+                "At this rate, the platform disables the webhook in " (long(left))
+                @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
+                "."
+            },
+            None => "",
+        }
+    }
+}
+
+fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
+    let spent = observed.spent.iter().find(|spent| spent.kind.is_none());
+    let spent = spent.filter(|spent| spent.share() >= 0.2)?;
+    let level = match spent.share() >= 0.5 {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        (count(spent.failures.into())) " requests were not verified in the last hour"
+        @if let Some((reason, number)) = spent.reasons.first() {
+            ", "
+            @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
+            " " (reason)
+        }
+        ". If the platform sent them, they count as failures of their webhooks, and they are lost unless it sends them again: "
+        "compare the secret of the webhook in the partner portal with the receiver's."
+    };
+    Some(Cause::new(level, text).link(view.url("/refusals"), "Refusals"))
+}
+
+fn silent(silent: &[Silent]) -> Option<Cause> {
+    let (first, others) = silent.split_first()?;
+    let text = html! {
+        "No " b { (name(&first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
+        (long(first.expected_within)) ". "
+        @if first.unrated > 0 { (first.unrated) " chats were closed and not rated. " }
+        @if !others.is_empty() { "Also " (names(others.iter().map(|it| &it.kind))) ". " }
+        "Check in the partner portal that the webhook is active."
+    };
+    Some(Cause::new(Level::Critical, text))
+}
+
+/// Events that have failed, block no lane and are of no tripped kind: nothing else tells of them.
+fn retried(part: &Part, observed: &Observed) -> Option<Cause> {
+    let stats = part.stats()?;
+    let fails = |it: &&KindStats| {
+        it.retrying > it.blocking
+            && !observed.tripped.contains_key(&it.kind)
+            && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
+    };
+    let kinds: Vec<_> = stats.kinds.iter().filter(fails).collect();
+    let number: u64 = kinds.iter().map(|it| it.retrying - it.blocking).sum();
+    let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
+    let text = html! {
+        (count(number)) @if number == 1 { " event of " } @else { " events of " }
+        (names(kinds.iter().map(|it| &it.kind)))
+        @if number == 1 { " has failed and is" } @else { " have failed and are" }
+        " tried again; the oldest was accepted " (long(oldest)) " ago."
+    };
+    let url = part.view.events(&[("state", "retrying")]);
+    Some(Cause::new(Level::Warning, text).link(url, "Retrying events"))
+}
+
+fn tripped(part: &Part, observed: &Observed) -> Option<Cause> {
+    let view = &part.view;
+    let (first, _) = observed.tripped.first_key_value()?;
+    let next = observed.tripped.values().min()?;
+    let kinds = part.stats().into_iter().flat_map(|stats| &stats.kinds);
+    let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.kind));
+    let unsettled: u64 = kinds
+        .map(|it| it.waiting + it.in_progress + it.retrying)
+        .sum();
+    let text = html! {
+        "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
+        (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
+    };
+    let cause = Cause::new(Level::Critical, text);
+    Some(match observed.tripped.len() {
+        1 if is_short(first) => {
+            let query = [("state", "retrying"), ("kind", first.as_str())];
+            cause.link(view.events(&query), "Retrying events")
+        }
+        _ => cause.link(view.events(&[("state", "retrying")]), "Retrying events"),
+    })
+}
+
+fn dead(view: &View, stats: &Stats) -> Option<Cause> {
+    let dead = stats.dead();
+    let level = match dead {
+        0 => return None,
+        MANY_DEAD.. => Level::Critical,
+        _ => Level::Warning,
+    };
+    let mut kinds: Vec<_> = stats.kinds.iter().filter(|it| it.dead > 0).collect();
+    kinds.sort_by_key(|it| Reverse(it.dead));
+    let text = html! {
+        b { (count(dead)) @if dead == 1 { " dead letter" } @else { " dead letters" } }
+        " of " (names(kinds.iter().map(|it| &it.kind)))
+        @if dead == 1 { " waits" } @else { " wait" } " for a person."
+    };
+    Some(Cause::new(level, text).link(view.events(&[("state", "dead")]), "Dead letters"))
+}
+
+/// Kinds of which no attempt was made for long, though nothing keeps them from it.
+fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
+    let waits = |it: &&KindStats| {
+        it.waiting > 0
+            && it.in_progress + it.retrying == 0
+            && !it.is_paused
+            && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
+    };
+    let kinds: Vec<_> = stats.kinds.iter().filter(waits).collect();
+    let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
+    let text = html! {
+        "Nobody handles " (names(kinds.iter().map(|it| &it.kind))) ": the oldest event was accepted "
+        (long(oldest)) " ago, and no attempt was made. Does a worker run?"
+    };
+    let cause = Cause::new(Level::Critical, text);
+    (!stats.is_paused).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
+}
+
+fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
+    let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
+    let text = match lanes {
+        0 => return None,
+        1 => html! { "1 chat is blocked by an event that has failed: later ones wait for it." },
+        _ => {
+            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them." }
+        }
+    };
+    Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
+}
+
+fn paused(_: &View, stats: &Stats) -> Option<Cause> {
+    let kinds: Vec<_> = stats.kinds.iter().filter(|it| it.is_paused).collect();
+    let text = match (stats.is_paused, kinds.is_empty()) {
+        (true, _) => html! { "Everything is paused." },
+        (false, true) => return None,
+        (false, false) => html! { "Paused: " (names(kinds.iter().map(|it| &it.kind))) "." },
+    };
+    Some(Cause::new(Level::Warning, text))
+}

@@ -1,0 +1,496 @@
+//! One event, and one chat.
+
+use std::borrow::Cow;
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+use serde::de::IgnoredAny;
+use tower_webhook::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
+
+use super::super::operations::More;
+use super::actions::of_event;
+use super::events::{Columns, Failed, rest, table, waiting};
+use super::parts::{button, chat as chat_link, collapsed, next_attempt, reason_field, state};
+use super::text::{ago, clip, full_time, kind, labelled_time, short};
+use super::view::View;
+
+/// What is known of the lane of an event.
+#[derive(Default)]
+pub(in super::super) struct Place {
+    /// The first unsettled events of its chat, if the event is unsettled.
+    pub(in super::super) unsettled: Vec<EventSummary>,
+    /// Whether there may be more of them.
+    pub(in super::super) is_cut: bool,
+    /// The event for which the lane waits.
+    pub(in super::super) blocked: Option<BlockedLane>,
+}
+
+pub(in super::super) fn event(
+    view: &View,
+    record: &EventRecord,
+    lane: &Place,
+    done: &[Action],
+) -> Markup {
+    let event = &record.summary;
+    let content = html! {
+        div.title {
+            h1 { "Event " (event.id) }
+            span #state data-live { (state(event)) }
+            @if view.can_change() {
+                form.row.middle method="post" {
+                    (reason_field())
+                    div #actions data-live { (actions(view, record)) }
+                }
+            }
+        }
+        p #waits data-live { @if event.state.is_unsettled() { (waits(view, event)) } }
+        div.split.even {
+            div {
+                section {
+                    h2 { "Event" }
+                    (summary(view, event))
+                }
+                section {
+                    h2 { "Timeline" }
+                    div #timeline data-live { (timeline(view, record)) }
+                }
+                div #done data-live {
+                    @if !done.is_empty() {
+                        section {
+                            h2 { "Actions" }
+                            (of_event(view, done))
+                        }
+                    }
+                }
+                div #lane data-live {
+                    @if lane.blocked.is_some() || !lane.unsettled.is_empty() {
+                        section {
+                            h2 { "Lane" }
+                            (place(view, event, lane))
+                        }
+                    }
+                }
+            }
+            div {
+                section {
+                    h2 { "Payload" }
+                    (payload(view, record))
+                }
+                @if !record.headers.is_empty() && !view.console.hides_payloads {
+                    section {
+                        h2 { "Headers" }
+                        (headers(record))
+                    }
+                }
+            }
+        }
+    };
+    view.page(&format!("Event {}", event.id), "/events", &content)
+}
+
+/// When an event is tried that is due, if not at once.
+fn waits(view: &View, event: &EventSummary) -> Markup {
+    let mut pauses = view.pauses.iter();
+    let pause = pauses.find(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
+    let inbox = view.console.inbox.as_ref();
+    let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&event.kind));
+    html! {
+        @if let Some(pause) = pause {
+            "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
+            (pause.kind.as_ref().map_or("everything".to_owned(), kind)) "."
+        } @else if let Some(next) = tripped {
+            "Its kind is tripped, as its events fail in many chats: one of them is tried at a time, until one succeeds. The next attempt is made "
+            (next_attempt(next))
+            @if view.can_change() { "; after " b { "Retry now" } ", it is that of this event" }
+            "."
+        }
+    }
+}
+
+fn summary(view: &View, event: &EventSummary) -> Markup {
+    html! {
+        dl {
+            dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
+            dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
+            dt { "Key" }
+            dd {
+                @match &event.key {
+                    Some(key) => code { (clip(&key.as_bytes().escape_ascii().to_string(), 200)) },
+                    None => span.quiet { "none" },
+                }
+            }
+        }
+    }
+}
+
+fn headers(record: &EventRecord) -> Markup {
+    html! {
+        dl #headers {
+            @for (name, value) in record.headers.iter().take(HEADERS) {
+                dt { (clip(name.as_str(), 60)) }
+                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 260)) } }
+            }
+        }
+    }
+}
+
+fn actions(view: &View, record: &EventRecord) -> Markup {
+    let event = &record.summary;
+    let redrive = match event.state {
+        EventState::InProgress => None,
+        _ if record.body.is_none() => None,
+        EventState::Waiting | EventState::Retrying => Some("Retry now"),
+        _ => Some("Redrive"),
+    };
+    let can_discard = event.state.is_unsettled() || event.state == EventState::Dead;
+    html! {
+        input type="hidden" name="state" value=(event.state);
+        @if let Some(text) = redrive { (button(view, event, "redrive", text)) }
+        @if can_discard { (button(view, event, "discard", "Discard")) }
+    }
+}
+
+/// The number of headers that are shown.
+const HEADERS: usize = 20;
+
+/// The number of failures that are shown.
+const FAILURES: usize = 20;
+
+fn timeline(view: &View, record: &EventRecord) -> Markup {
+    let event = &record.summary;
+    // Failures have their own. A dead letter is one.
+    let is_success = matches!(event.state, EventState::Handled | EventState::Ignored);
+    let recent = view.console.recent.as_ref().filter(|_| is_success);
+    let took = recent
+        .zip(event.settled_at)
+        .and_then(|(recent, at)| recent.duration_of(event.id.0, at));
+    let earlier = record.failures.len().saturating_sub(FAILURES);
+    html! {
+        ol.timeline {
+            li { (full_time(event.accepted_at)) " accepted, " (ago(event.accepted_at)) " ago" }
+            @if earlier > 0 { li { (earlier) " earlier failures" } }
+            @for failure in &record.failures[earlier..] {
+                li {
+                    (full_time(failure.at)) " "
+                    @if let Some(into) = failure.failure.collapsed_into() { (collapsed(view, into)) }
+                    @else {
+                        b.bad { (failure.failure.outcome) }
+                        @if let Some(took) = failure.failure.took { " after " (short(took)) }
+                        @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+                        @else { ": " (clip(&failure.failure.reason, 300)) }
+                    }
+                }
+            }
+            @if let Some(settled) = event.settled_at {
+                li {
+                    (full_time(settled)) " " b { (event.state) }
+                    @if let Some(took) = took { " after " (short(took)) }
+                }
+            }
+            @if let Some(due) = event.due_at {
+                li { (full_time(due)) " " span.quiet { "next attempt" } }
+            }
+        }
+    }
+}
+
+fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
+    let is_cut = place.is_cut;
+    // Others stand in no line: nothing waits for them.
+    let stands = |it: &&EventSummary| {
+        it.id == event.id
+            || place.blocked.is_some()
+            || !it.is_redriven && it.state != EventState::Retrying
+    };
+    let lane: Vec<_> = place.unsettled.iter().filter(stands).collect();
+    let before = lane.iter().take_while(|it| it.id != event.id).count();
+    // A line has the order of the numbers. Others that are retried or redriven stand in none.
+    let is_in_line = |it: &EventSummary| !it.is_redriven && it.state != EventState::Retrying;
+    let blocked = place.blocked.as_ref();
+    let holds = blocked.is_some_and(|blocked| blocked.event.id == event.id);
+    let behind = lane.iter().filter(|it| it.id > event.id && is_in_line(it));
+    let behind: Vec<_> = behind.filter(|_| holds || is_in_line(event)).collect();
+    let link =
+        |id: EventId| html! { a href=(view.url(format_args!("/events/{id}"))) { "event " (id) } };
+    let first = lane.first().filter(|first| first.id != event.id);
+    html! {
+        @match &place.blocked {
+            Some(blocked) if blocked.event.id == event.id => p {
+                "Its lane has waited for it for " (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
+            },
+            _ if event.is_redriven => p { "It was redriven, and waits for no other event." },
+            Some(blocked) => p {
+                "Waits behind " (link(blocked.event.id)) " (" (blocked.event.state) "), which has blocked the lane for "
+                (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
+            },
+            _ if event.state == EventState::InProgress => p { "An attempt is in progress." },
+            _ if event.state == EventState::Retrying => p { "It is retried, and its lane does not wait for it." },
+            None => @match first {
+                Some(first) => p {
+                    "Waits behind " (link(first.id)) " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
+                    @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
+                    "."
+                },
+                None if lane.is_empty() => p { "Which events wait before it was not found in time." },
+                None => p { "It is the first event of its lane." },
+            },
+        }
+        @if !behind.is_empty() {
+            p { "Behind it:" }
+            ol {
+                @for next in &behind[..behind.len().min(BEHIND)] {
+                    li { (link(next.id)) ", " (kind(&next.kind)) ", accepted " (ago(next.accepted_at)) " ago" }
+                }
+            }
+            @if behind.len() > BEHIND { p { "And " @if is_cut { "at least " } (behind.len() - BEHIND) " more." } }
+        }
+    }
+}
+
+/// The number of events behind one that are listed.
+const BEHIND: usize = 10;
+
+/// The longest payload that is shown, in bytes of HTML.
+const MOST: usize = 15_000;
+
+fn payload(view: &View, record: &EventRecord) -> Markup {
+    if view.console.hides_payloads {
+        return html! { p.quiet { "Payloads are hidden." } };
+    }
+    let Some(body) = &record.body else {
+        return html! { p.quiet { "The body was deleted." } };
+    };
+    let text = String::from_utf8_lossy(body);
+    let text = match serde_json::from_slice::<IgnoredAny>(body) {
+        Ok(_) => Cow::Owned(indented(&text, MOST)),
+        Err(_) => text,
+    };
+    let shown = clip(&text, MOST);
+    let mut times = 0;
+    html! {
+        pre tabindex="0" aria-label="Payload" {
+            @for line in shown.split_inclusive('\n') {
+                @match in_millis(line).filter(|_| times < TIMES) {
+                    Some((before, at, after)) => {
+                        @let () = times += 1;
+                        (before) (labelled_time(at)) (after)
+                    },
+                    None => (line),
+                }
+            }
+        }
+        @if shown != text { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
+    }
+}
+
+/// Indents JSON, keeps the order of its keys, and decodes its strings. Ends after `most` bytes: a line costs its depth, so
+/// a body of n brackets would become n² bytes.
+fn indented(json: &str, most: usize) -> String {
+    let (mut text, mut depth, mut is_empty) = (String::new(), 0_usize, false);
+    let mut chars = json.char_indices();
+    while text.len() <= most
+        && let Some((start, char)) = chars.next()
+    {
+        if matches!(char, '}' | ']') {
+            depth = depth.saturating_sub(1);
+        }
+        let is_first = std::mem::take(&mut is_empty);
+        match char {
+            ' ' | '\t' | '\r' | '\n' => is_empty = is_first,
+            '}' | ']' if is_first => text.push(char),
+            '}' | ']' => push_line(&mut text, depth.min(most), char),
+            _ if is_first => push_line(&mut text, depth.min(most), char),
+            _ => text.push(char),
+        }
+        match char {
+            '{' | '[' => (depth, is_empty) = (depth + 1, true),
+            ',' => is_empty = true,
+            ':' => text.push(' '),
+            '"' => {
+                let mut is_escaped = false;
+                let end = chars.find(|(_, char)| {
+                    let is_end = *char == '"' && !is_escaped;
+                    is_escaped = *char == '\\' && !is_escaped;
+                    is_end
+                });
+                let string = &json[start..end.map_or(json.len(), |(end, _)| end + 1)];
+                text.pop();
+                text += &decoded(string, most).unwrap_or_else(|| string.to_owned());
+            }
+            _ => {}
+        }
+    }
+    text
+}
+
+/// Writes a string of JSON without needless escapes. `None` if even without its escapes, of six bytes for a byte, it is
+/// longer than `most`.
+fn decoded(string: &str, most: usize) -> Option<String> {
+    let string = Some(string).filter(|string| string.len() / 6 <= most)?;
+    let decoded = serde_json::from_str(string).map(serde_json::Value::String);
+    Some(decoded.ok()?.to_string())
+}
+
+fn push_line(text: &mut String, depth: usize, char: char) {
+    text.push('\n');
+    text.extend(std::iter::repeat_n("  ", depth));
+    text.push(char);
+}
+
+/// The number of times in a payload that are readable.
+const TIMES: usize = 50;
+
+/// Splits a line of JSON whose value is a time in milliseconds since 1970, from 2001 to 2100.
+fn in_millis(line: &str) -> Option<(&str, SystemTime, &str)> {
+    let end = line.trim_end().trim_end_matches(',').len();
+    let start = line[..end]
+        .trim_end_matches(|char: char| char.is_ascii_digit())
+        .len();
+    let (before, digits, after) = (&line[..start], &line[start..end], &line[end..]);
+    let is_value = before.ends_with(": ") || before.trim().is_empty();
+    let millis = digits.parse().ok().filter(|_| is_value)?;
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+    (1_000_000_000_000..4_102_444_800_000)
+        .contains(&millis)
+        .then_some((before, at, after))
+}
+
+/// What was looked for, as a number, a key and a chat.
+pub(in super::super) fn found(
+    view: &View,
+    wanted: &str,
+    number: &[Failed],
+    of_key: &[Failed],
+    of_chat: &[Failed],
+) -> Markup {
+    let all = [
+        ("The event with this number", number),
+        ("Events with this key", of_key),
+        ("Newest events of this chat", of_chat),
+    ];
+    let content = html! {
+        div.title { h1 { "Find " (clip(wanted, 200)) } }
+        div.stack {
+            @for (title, events) in all {
+                @if !events.is_empty() {
+                    section {
+                        h2 { (title) }
+                        (table(view, events, Columns::All))
+                    }
+                }
+            }
+            @if !of_chat.is_empty() { p { a href=(view.chat(wanted)) { "All events of the chat, in their order" } } }
+            @if all.iter().all(|(_, events)| events.is_empty()) {
+                section {
+                    p {
+                        "No event has this number or key, or is of this chat. Perhaps its retention has expired, or its delivery was "
+                        "refused: " a href=(view.url("/refusals")) { "Refusals" }
+                    }
+                }
+            }
+        }
+    };
+    view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
+}
+
+pub(in super::super) fn chat(view: &View, chat: &str, events: &[Failed], more: More) -> Markup {
+    let content = html! {
+        div.title { h1 { "Chat " (clip(chat, 200)) } }
+        section {
+            p.quiet { "Its events, in the order in which they were accepted." }
+            div #rows data-live { (table(view, events, Columns::OfChat)) }
+            (rest(&view.chat(chat), more, false))
+        }
+    };
+    view.page(&format!("Chat {}", clip(chat, 60)), "/events", &content)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde::de::IgnoredAny;
+    use serde_json::Value;
+
+    use super::{MOST, in_millis, indented};
+
+    #[test]
+    fn payloads_keep_the_order_of_their_keys() {
+        let json = r#"{"z":[],"a":{ "\u00eb\"\\":[1,{"b":null}]},"n":12345678901234567890123}"#;
+        let lines = [
+            "{",
+            r#"  "z": [],"#,
+            r#"  "a": {"#,
+            r#"    "ë\"\\": ["#,
+            "      1,",
+            "      {",
+            r#"        "b": null"#,
+            "      }",
+            "    ]",
+            "  },",
+            r#"  "n": 12345678901234567890123"#,
+            "}",
+        ];
+        assert_eq!(indented(json, MOST).lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn indented_json_costs_what_is_shown() {
+        let depth = 500_000;
+        let (nested, string) = (
+            "[".repeat(depth) + &"]".repeat(depth),
+            "\\u00eb".repeat(depth),
+        );
+        for json in [
+            nested,
+            format!("[\"{string}\"]"),
+            format!("{{\"{string}\":1}}"),
+        ] {
+            assert!(serde_json::from_str::<IgnoredAny>(&json).is_ok());
+            let text = indented(&json, MOST);
+            assert!(
+                text.len() > MOST && text.capacity() < 4 * json.len(),
+                "{}",
+                text.len()
+            );
+        }
+        let nested = indented(&"[".repeat(depth), MOST);
+        assert!(nested.len() < 4 * MOST, "{}", nested.len());
+    }
+
+    #[test]
+    fn milliseconds_are_times_where_they_are_values() {
+        for line in [
+            r#"  "at": 1732567890123,"#,
+            "1732567890123",
+            "    1732567890123\n",
+        ] {
+            let (before, _, after) = in_millis(line).unwrap();
+            assert_eq!(format!("{before}1732567890123{after}"), line);
+        }
+        for line in [
+            r#"  "at": "1732567890123","#,
+            r#"  "at": 17.1732567890123"#,
+            r#"  "at": -1732567890123"#,
+            r#"  "id": 17325678901234,"#,
+            r#"  "n": 999999999999,"#,
+            "",
+        ] {
+            assert!(in_millis(line).is_none(), "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn indented_json_is_the_same_value(texts: Vec<String>, number: i64) {
+            let value = serde_json::json!({ "a": texts, "b": [[], {}, number, { "c": texts }] });
+            let same: Value = serde_json::from_str(&indented(&value.to_string(), usize::MAX)).unwrap();
+            prop_assert_eq!(same, value);
+        }
+
+        #[test]
+        fn any_text_is_indented(text: String) {
+            indented(&text, MOST);
+            in_millis(&text);
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! What was counted: the history of some hours or days, and what was refused.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write;
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+use tower_webhook::EventKind;
+use tower_webhook::telemetry::{Count, Series};
+
+use super::super::history::{Range, Refused};
+use super::overview::first;
+use super::parts::head;
+use super::text::{clip, count, encode, kind, short, time};
+use super::view::View;
+
+/// A line of the history: its name, whether a count belongs to it, and whether its numbers are milliseconds.
+struct Line {
+    name: &'static str,
+    holds: fn(&Count) -> bool,
+    is_time: bool,
+}
+
+const LINES: [Line; 6] = [
+    Line {
+        name: "Accepted",
+        // Without an inbox, what was handled was accepted.
+        holds: |it| {
+            it.series == Series::Acknowledged && ["accepted", "handled"].contains(&&*it.outcome)
+        },
+        is_time: false,
+    },
+    Line {
+        name: "Handled",
+        holds: |it| it.series == Series::Handled,
+        is_time: false,
+    },
+    Line {
+        name: "Failed attempts",
+        holds: |it| it.series == Series::Failed,
+        is_time: false,
+    },
+    Line {
+        name: "Dead letters",
+        holds: |it| it.series == Series::Dead,
+        is_time: false,
+    },
+    Line {
+        name: "Longest wait for a first attempt",
+        holds: |it| it.series == Series::Lag,
+        is_time: true,
+    },
+    Line {
+        name: "Refused",
+        holds: |it| it.series == Series::Refused,
+        is_time: false,
+    },
+];
+
+/// The number of reasons of refusals that are shown.
+const REASONS: usize = 20;
+
+/// The numbers of a line: of each bucket, and of the time before.
+struct Numbers {
+    buckets: Vec<u64>,
+    now: u64,
+    before: u64,
+}
+
+impl Line {
+    fn numbers(&self, range: &Range, counts: &[Count]) -> Numbers {
+        let mut numbers = Numbers {
+            buckets: vec![0; range.buckets()],
+            now: 0,
+            before: 0,
+        };
+        for it in counts.iter().filter(|it| (self.holds)(it)) {
+            let at = usize::try_from((it.minute - range.from) / range.bucket);
+            let sum = match at.ok().filter(|_| it.minute >= range.from) {
+                None => &mut numbers.before,
+                Some(at) => {
+                    if let Some(bucket) = numbers.buckets.get_mut(at) {
+                        *bucket = it.series.join(*bucket, it.number);
+                    }
+                    &mut numbers.now
+                }
+            };
+            *sum = it.series.join(*sum, it.number);
+        }
+        numbers
+    }
+
+    fn show(&self, number: u64) -> String {
+        match self.is_time {
+            true if number == 0 => "–".to_owned(),
+            true => short(Duration::from_millis(number)),
+            false => count(number),
+        }
+    }
+}
+
+/// The history of a range, of one kind or of all `kinds`, with the sums of as long a time before.
+pub(in super::super) fn history(
+    view: &View,
+    range: &Range,
+    kind: Option<&str>,
+    kinds: &BTreeSet<EventKind>,
+    counts: &[Count],
+) -> Markup {
+    let lines: Vec<_> = LINES
+        .iter()
+        .map(|line| (line, line.numbers(range, counts)))
+        .collect();
+    let content = html! {
+        (choices(view, range, kind, kinds))
+        div.stack {
+            section {
+                h2 { "The last " (range.words()) @if let Some(kind) = kind { ", " (clip(kind, 60)) } }
+                table {
+                    (head(&["What", "#Number", if range.has_before { "#Before" } else { "" }, "Over time"]))
+                    tbody {
+                        @for (line, numbers) in &lines {
+                            tr {
+                                th scope="row" { (line.name) }
+                                td.number data-label="Number" { b { (line.show(numbers.now)) } }
+                                @if range.has_before { td.number data-label="Before" { (line.show(numbers.before)) } }
+                                td.chart { (chart(line, range, &numbers.buckets)) }
+                            }
+                        }
+                    }
+                }
+                @if range.has_before { p.quiet { "Before: in the " (range.words()) " before." } }
+                (about(view))
+            }
+            section {
+                div.head { h2 { "Refused, by reason" } a.end href=(view.url("/refusals")) { "By minute" } }
+                (reasons(range, counts))
+            }
+            section {
+                details {
+                    summary { h2 { "As a table" } }
+                    (table(range, &lines))
+                }
+            }
+        }
+    };
+    view.page("History", "/history", &content)
+}
+
+/// The ranges and kinds that a history has.
+fn choices(view: &View, range: &Range, kind: Option<&str>, kinds: &BTreeSet<EventKind>) -> Markup {
+    let link = |range: &str, kind: Option<&str>, text: &str, is_shown: bool| {
+        let kind = kind.map(|kind| format!("&kind={}", encode(kind)));
+        let path = format!("/history?range={range}{}", kind.unwrap_or_default());
+        html! {
+            li {
+                a href=(view.url(path)) aria-current=[is_shown.then_some("true")] {
+                    @if is_shown { b { (text) } } @else { (text) }
+                }
+            }
+        }
+    };
+    let all = [None]
+        .into_iter()
+        .chain(first(kinds).into_iter().map(|it| Some(it.as_str())));
+    html! {
+        div.title {
+            h1 { "History" }
+            ul.tiles { @for name in Range::NAMES { (link(name, kind, name, name == range.name)) } }
+            ul.tiles { @for it in all { (link(range.name, it, it.unwrap_or("all kinds"), it == kind)) } }
+        }
+    }
+}
+
+/// Whose counts these are.
+fn about(view: &View) -> Markup {
+    html! {
+        p.quiet {
+            @if view.console.inbox.is_some() {
+                "Counts of all processes. Each writes its own once a second, so a kill loses those of its last second."
+            } @else {
+                "Counts of this process in the last hour. A restart loses them."
+            }
+        }
+    }
+}
+
+fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
+    let most = buckets.iter().copied().max().unwrap_or(0);
+    let mut path = String::new();
+    for (at, number) in buckets
+        .iter()
+        .enumerate()
+        .filter(|(_, number)| **number > 0)
+    {
+        let height = (u128::from(*number) * 40 / u128::from(most)).max(1);
+        let _ = write!(path, "M{at} 40v-{height}h.8v{height}z");
+    }
+    html! {
+        svg viewBox={ "0 0 " (buckets.len()) " 40" } preserveAspectRatio="none" width="100%" height="40" role="img"
+            aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
+            path d=(path) fill="currentColor" {}
+        }
+    }
+}
+
+fn reasons(range: &Range, counts: &[Count]) -> Markup {
+    let mut reasons = BTreeMap::<&str, (u64, u64)>::new();
+    for it in counts.iter().filter(|it| it.series == Series::Refused) {
+        let (now, before) = reasons.entry(&it.outcome).or_default();
+        let sum = if it.minute >= range.from { now } else { before };
+        *sum = sum.saturating_add(it.number);
+    }
+    let mut reasons: Vec<_> = reasons.into_iter().collect();
+    reasons.sort_by_key(|(_, numbers)| std::cmp::Reverse(*numbers));
+    html! {
+        @if reasons.is_empty() { p.quiet { "None." } }
+        @else {
+            table {
+                (head(&["Reason", "#Number", if range.has_before { "#Before" } else { "" }]))
+                tbody {
+                    @for (reason, (now, before)) in reasons.iter().take(REASONS) {
+                        tr {
+                            th scope="row" { (clip(reason, 60)) }
+                            td.number data-label="Number" { (count(*now)) }
+                            @if range.has_before { td.number data-label="Before" { (count(*before)) } }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of the charts, from the newest to the oldest.
+fn table(range: &Range, lines: &[(&Line, Numbers)]) -> Markup {
+    let columns = LINES.map(|line| format!("#{}", line.name));
+    let columns: Vec<&str> = ["From"]
+        .into_iter()
+        .chain(columns.iter().map(String::as_str))
+        .collect();
+    html! {
+        table {
+            (head(&columns))
+            tbody {
+                @for at in (0..range.buckets()).rev() {
+                    tr {
+                        th scope="row" { (time(range.start(at))) }
+                        @for (line, numbers) in lines {
+                            td.number data-label=(line.name) { (line.show(numbers.buckets[at])) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// What was refused in each minute, and why.
+pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
+    let content = html! {
+        div.title { h1 { "Refusals" } }
+        section {
+            p.quiet {
+                "Deliveries without a 2xx response, and requests that were refused, by minute and reason, newest first. Each row "
+                "has one of them as a sample. "
+                @if view.console.inbox.is_some() { "They are kept for 7 days." }
+            }
+            form.row method="get" action=(view.url("/refusals")) {
+                label.grow.time {
+                    "Up to (UTC)"
+                    input #until type="datetime-local" name="until" value=(refused.until);
+                }
+                button.main #show { "Show" }
+                @if !refused.until.is_empty() { a href=(view.url("/refusals")) { "Newest" } }
+            }
+            div #rows data-live { (rows(refused)) }
+            @if let Some(older) = &refused.older {
+                div.pages { a href=(view.url(format_args!("/refusals?until={older}"))) rel="next" { "Older refusals" } }
+            }
+            (about(view))
+        }
+    };
+    view.page("Refusals", "/refusals", &content)
+}
+
+fn rows(refused: &Refused) -> Markup {
+    html! {
+        @if refused.counts.is_empty() { p { "None." } }
+        @else {
+            table {
+                (head(&["Minute", "Reason", "Kind", "#Times", "Address", "#Bytes", "Request", "Key"]))
+                tbody {
+                    @for it in &refused.counts {
+                        @let [address, size, request, key] = sample(it);
+                        tr {
+                            td { (time(start(it.minute))) }
+                            td { b.bad { (clip(&it.outcome, 60)) } }
+                            td {
+                                @match &it.kind {
+                                    Some(of) => (kind(of)),
+                                    None => span.quiet { "not verified" },
+                                }
+                            }
+                            td.number data-label="Times" { (count(it.number)) }
+                            td.wide data-label="Address" { (address) }
+                            td.number data-label="Bytes" { (size) }
+                            td.wide data-label="Request" { (request) }
+                            td.wide data-label="Key" { (key) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The address, size, request and key of a sample.
+fn sample(count: &Count) -> [Cow<'_, str>; 4] {
+    let lines = count.sample.as_ref().map_or("", |sample| &sample.lines);
+    let mut lines = lines.split('\n');
+    std::array::from_fn(|_| Cow::Owned(clip(lines.next().unwrap_or_default(), 120)))
+}
+
+/// The time at which a minute since 1970 begins.
+pub(in super::super) fn start(minute: i64) -> SystemTime {
+    let minutes = u64::try_from(minute).unwrap_or(0);
+    let since = Duration::from_secs(minutes.saturating_mul(60));
+    let start = SystemTime::UNIX_EPOCH.checked_add(since);
+    super::clamped(start.unwrap_or(SystemTime::UNIX_EPOCH))
+}

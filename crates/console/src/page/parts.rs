@@ -1,0 +1,134 @@
+//! The parts that several pages have in common.
+
+use std::time::SystemTime;
+
+use maud::{Markup, html};
+use tower_webhook::EventKind;
+use tower_webhook::inbox::{By, EventState, EventSummary, Failure};
+
+use super::text::{clip, encode, long, time};
+use super::view::View;
+
+pub(super) fn state(event: &EventSummary) -> Markup {
+    let class = match event.state {
+        EventState::Handled => "badge good",
+        EventState::Retrying | EventState::Discarded => "badge warn",
+        EventState::Dead => "badge bad",
+        _ => "badge",
+    };
+    html! {
+        span class=(class) { (event.state) }
+        @if event.is_redriven { " " span.badge { "redriven" } }
+        @if let Some(due) = event.due_at { " " small { "next attempt " (time(due)) } }
+    }
+}
+
+/// The longest id of a chat that is a link, in bytes of a URL.
+const LONGEST_CHAT: usize = 100;
+
+pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
+    html! {
+        @match chat {
+            // A link has the whole id.
+            Some(chat) if encode(chat).len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
+            Some(chat) => (clip(chat, 60)),
+            None => span.quiet { "unknown" },
+        }
+    }
+}
+
+/// The last failure of an event, whose reason takes at most so many bytes of HTML.
+pub(super) fn reason(view: &View, failure: Option<&Failure>, most: usize) -> Markup {
+    html! {
+        @if let Some(failure) = failure {
+            @if let Some(into) = failure.collapsed_into() { (collapsed(view, into)) }
+            @else {
+                b.bad { (clip(&failure.outcome, 60)) }
+                @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+                @else { ": " (clip(&failure.reason, most)) }
+            }
+        }
+    }
+}
+
+/// That an event was replaced by a newer one, which is no failure.
+pub(super) fn collapsed(view: &View, into: i64) -> Markup {
+    html! {
+        b { "collapsed" } " into " a href=(view.url(format_args!("/events/{into}"))) { "event " (into) }
+    }
+}
+
+/// The names of a table's columns: after a `#`, that of a column of numbers. An empty one is left out.
+pub(super) fn head(columns: &[&str]) -> Markup {
+    html! {
+        thead {
+            tr {
+                @for column in columns.iter().filter(|column| !column.is_empty()) {
+                    @match column.strip_prefix('#') {
+                        Some(numbers) => th.number scope="col" { (numbers) },
+                        None => th scope="col" { (column) },
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// When the next event of a tripped kind is tried.
+pub(super) fn next_attempt(at: SystemTime) -> String {
+    match at.duration_since(SystemTime::now()) {
+        Ok(left) => format!("in {}", long(left)),
+        Err(_) => "now".to_owned(),
+    }
+}
+
+/// A button that changes an event, in a form.
+pub(super) fn button(view: &View, event: &EventSummary, action: &str, text: &str) -> Markup {
+    let class = match action {
+        "discard" => "danger",
+        _ if event.state.is_unsettled() || event.state == EventState::Dead => "main",
+        // It was handled, or given up: nothing is to be done.
+        _ => "",
+    };
+    html! {
+        button #{ (action) "-" (event.id) } class=(class) formaction=(view.url(format_args!("/events/{}/{action}", event.id))) { (text) }
+    }
+}
+
+/// The field of a form for the reason of an action.
+pub(super) fn reason_field() -> Markup {
+    html! {
+        // The first button is that of the enter key, which is to change nothing here.
+        button type="submit" disabled hidden {}
+        input #reason name="reason" maxlength=(By::LONGEST) placeholder="reason (optional)" aria-label="Reason" autocomplete="off";
+    }
+}
+
+pub(super) fn gauge(name: &str, failures: u32, most: u32) -> Markup {
+    let share = (100 * u64::from(failures))
+        .checked_div(u64::from(most))
+        .unwrap_or(100)
+        .min(100);
+    let class = match share {
+        50.. => "gauge bad",
+        20.. => "gauge warn",
+        _ => "gauge",
+    };
+    html! {
+        span class=(class) role="meter" aria-label={ "Failed deliveries in the last hour, " (name) }
+            aria-valuemin="0" aria-valuemax=(most) aria-valuenow=(failures.min(most)) {
+            svg viewBox="0 0 100 1" preserveAspectRatio="none" aria-hidden="true" {
+                rect width=(share) height="1" {}
+            }
+        }
+    }
+}
+
+/// The names of kinds, as suggestions of an input.
+pub(super) fn kinds() -> Markup {
+    html! {
+        datalist #kinds {
+            @for kind in EventKind::ALL { option value=(kind) {} }
+        }
+    }
+}

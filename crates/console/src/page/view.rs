@@ -1,0 +1,192 @@
+//! What all pages know, and what stands around each.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use http::StatusCode;
+use maud::{DOCTYPE, Markup, html};
+use tower_webhook::EventKind;
+use tower_webhook::inbox::Pause;
+
+use super::super::bulk::Action;
+use super::super::request::Did;
+use super::super::settings::Console;
+use super::text::{ago, clip, encode, full_time, kind, now};
+
+/// The number of pauses that each page shows.
+const PAUSES: usize = 5;
+
+/// What all pages know.
+#[derive(Clone)]
+pub(in super::super) struct View {
+    pub(in super::super) console: Arc<Console>,
+    /// The path at which the console is mounted, without a slash at its end.
+    pub(in super::super) base: String,
+    /// What the last action did.
+    pub(in super::super) did: Option<Did>,
+    pub(in super::super) pauses: Vec<Pause>,
+}
+
+impl View {
+    /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
+    pub(in super::super) fn url(&self, path: impl Display) -> String {
+        let path = path.to_string();
+        let path = match path.strip_prefix('/') {
+            Some(query)
+                if !self.base.is_empty() && matches!(query.bytes().next(), None | Some(b'?')) =>
+            {
+                query
+            }
+            _ => &path,
+        };
+        format!("{}{path}", self.base)
+    }
+
+    /// The pages of an inner console.
+    pub(in super::super) fn of(&self, console: &Arc<Console>) -> Self {
+        let path = console.name.as_ref().map_or("", |name| &name.path);
+        Self {
+            console: Arc::clone(console),
+            base: format!("{}{path}", self.base),
+            did: None,
+            pauses: Vec::new(),
+        }
+    }
+
+    /// The name of this console, and the first page of the outer one, if there are several.
+    fn outer(&self) -> Option<(&str, String)> {
+        let name = self.console.name.as_ref()?;
+        let base = self.base.strip_suffix(&name.path)?;
+        let url = if base.is_empty() { "/" } else { base };
+        Some((&name.text, url.to_owned()))
+    }
+
+    /// The URL of the events of a query.
+    pub(super) fn events(&self, query: &[(&str, &str)]) -> String {
+        let mut text = form_urlencoded::Serializer::new(String::new());
+        text.extend_pairs(query);
+        self.url(format_args!("/events?{}", text.finish()))
+    }
+
+    /// The URL of a chat's page.
+    pub(super) fn chat(&self, chat: &str) -> String {
+        self.url(format_args!("/chat?id={}", encode(chat)))
+    }
+
+    pub(super) fn can_change(&self) -> bool {
+        !self.console.is_read_only && self.console.inbox.is_some()
+    }
+
+    fn pauses(&self) -> Markup {
+        let pauses = &self.pauses;
+        html! {
+            @for pause in pauses.iter().take(PAUSES) {
+                @let name = pause.kind.as_ref().map_or("everything".to_owned(), kind);
+                div.alert.warn {
+                    p {
+                        b { (name) " is paused" } " since " (full_time(pause.since)) " UTC (" (ago(pause.since)) ")"
+                        @if !pause.note.is_empty() { ". " (clip(&pause.note, 300)) }
+                    }
+                    @if self.can_change() {
+                        form method="post" action=(self.url("/resume")) {
+                            @if let Some(kind) = &pause.kind { input type="hidden" name="kind" value=(kind); }
+                            button aria-label={ "Resume " (name) } { "Resume" }
+                        }
+                    }
+                }
+            }
+            @if pauses.len() > PAUSES { p { "And " (pauses.len() - PAUSES) " more are paused." } }
+        }
+    }
+
+    /// What was done, with a link to it.
+    fn did(&self, did: &Did) -> Markup {
+        let of = |paused: &Option<EventKind>| paused.as_ref().map_or("Everything".to_owned(), kind);
+        html! {
+            @match did {
+                Did::Changed(action, ids) => {
+                    @if ids.len() == 1 { "Event" } @else { (ids.len()) " events were " (action.past()) ":" }
+                    @for id in ids { " " a href=(self.url(format_args!("/events/{id}"))) { (id) } }
+                    @if ids.len() == 1 { " was " (action.past()) }
+                    @if let (1, Action::Redrive) = (ids.len(), action) { ": it is tried again" }
+                    "."
+                },
+                Did::Paused(kind) => { (of(kind)) " was paused. " a href=(self.url("/")) { "Overview" } },
+                Did::Resumed(kind) => { (of(kind)) " was resumed. " a href=(self.url("/")) { "Overview" } },
+            }
+        }
+    }
+
+    /// A page around its contents. `link` is the one of the navigation that is this page.
+    pub(super) fn page(&self, title: &str, link: &str, content: &Markup) -> Markup {
+        let current = |it: &str| (it == link).then_some("page");
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { (title) @if let Some((name, _)) = self.outer() { " · " (clip(name, 60)) } " · Webhooks" }
+                    link rel="icon" href=(self.url("/icon.svg"));
+                    link rel="stylesheet" href=(self.url("/style.css"));
+                    script src=(self.url("/live.js")) defer {}
+                }
+                body data-stopped="The receiver does not answer." {
+                    a.skip href="#main" { "Skip to the content" }
+                    header.top {
+                        @match self.outer() {
+                            None => a.brand href=(self.url("/")) { "Webhooks" },
+                            Some((name, url)) => { a.brand href=(url) { "All inboxes" } b { (clip(name, 60)) } },
+                        }
+                        nav.site aria-label="Pages" {
+                            a href=(self.url("/")) aria-current=[current("/")] { "Overview" }
+                            @if self.console.inbox.is_some() {
+                                a href=(self.url("/events")) aria-current=[current("/events")] { "Events" }
+                                a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
+                                a href=(self.url("/actions")) aria-current=[current("/actions")] { "Actions" }
+                            }
+                            @if self.console.inbox.is_some() || self.console.recent.is_some() {
+                                a href=(self.url("/history")) aria-current=[current("/history")] { "History" }
+                                a href=(self.url("/refusals")) aria-current=[current("/refusals")] { "Refusals" }
+                            }
+                        }
+                        @if self.console.inbox.is_some() {
+                            form.find role="search" method="get" action=(self.url("/find")) {
+                                input type="search" name="id" required placeholder="chat, key or number" aria-label="Chat, key, or number of an event";
+                                button { "Find" }
+                            }
+                        }
+                        div.end {
+                            span #clock data-live { (now()) }
+                            noscript { a href="" { "Refresh" } }
+                            label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
+                        }
+                    }
+                    aside.bar #paused data-live aria-label="Pauses" { (self.pauses()) }
+                    main #main tabindex="-1" {
+                        @if let Some(did) = &self.did { p.notice #notice role="status" { (self.did(did)) } }
+                        (content)
+                    }
+                    footer {
+                        @if self.console.is_read_only { p { "This console is read-only." } }
+                        p { "All times are in UTC." }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A page that says why a request has no other answer.
+pub(in super::super) fn problem(view: &View, status: StatusCode, reason: &str) -> Markup {
+    let title = status.canonical_reason().unwrap_or("Error");
+    let reason = clip(reason, 1_000);
+    let content = html! {
+        section {
+            h1 { (title) }
+            p role="alert" { (reason) }
+            p { a href=(view.url("/")) { "Back to the overview" } }
+        }
+    };
+    view.page(title, "", &content)
+}

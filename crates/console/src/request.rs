@@ -1,0 +1,358 @@
+//! What requests name: the inbox, an event, a job, an action, and the filter of a list.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use serde::Deserialize;
+use tower_webhook::EventKind;
+use tower_webhook::IdempotencyKey;
+use tower_webhook::inbox::internal::Seen;
+use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Page};
+
+use super::bulk::{Action, find};
+use super::operations::{Operations, SEARCH};
+use super::page::clamped;
+use super::problem::Problem;
+use super::settings::Console;
+
+/// The inbox, or the reason why a page has nothing to show.
+pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
+    let reason = "There is no inbox: each delivery is answered after its event was handled.";
+    console
+        .inbox
+        .as_ref()
+        .ok_or_else(|| Problem::not_found(reason))
+}
+
+pub(super) async fn find_job(console: &Console, number: i64) -> Result<Done, Problem> {
+    let job = find(&**inbox(console)?, number).await?;
+    job.ok_or_else(|| Problem::not_found("There is no such job. Jobs are kept for 90 days."))
+}
+
+pub(super) fn id(text: &str) -> Result<EventId, Problem> {
+    text.parse()
+        .map_err(|_| Problem::bad(format!("`{text}` is not the number of an event.")))
+}
+
+pub(super) fn action(name: &str) -> Result<Action, Problem> {
+    let unknown = || {
+        Problem::bad(format!(
+            "`{name}` is not an action. The actions are `redrive` and `discard`."
+        ))
+    };
+    Action::parse(name).ok_or_else(unknown)
+}
+
+/// The number of events on a page.
+pub(super) const ROWS: usize = 40;
+
+/// The longest text in a payload that is looked for, in characters.
+const LONGEST_TEXT: usize = 200;
+
+/// The filter of a list, as in a URL.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Search {
+    pub(super) state: String,
+    pub(super) kind: String,
+    pub(super) chat: String,
+    pub(super) key: String,
+    /// The number of hours within which the event was accepted, or failed last if that is its state.
+    pub(super) hours: String,
+    /// The times between which it was, such as `2026-11-22T20:15`.
+    pub(super) from: String,
+    pub(super) until: String,
+    /// A text in an error of the event.
+    pub(super) error: String,
+    /// A text in the payload of the event.
+    pub(super) payload: String,
+    pub(super) order: String,
+    /// The format of an export.
+    pub(super) format: String,
+    pub(super) after: String,
+    pub(super) action: String,
+    /// The id of the chat, on its page, or what is looked for.
+    pub(super) id: String,
+    /// What a preview has seen: see [`Seen`].
+    pub(super) newest: String,
+    pub(super) at: String,
+    /// Why all that match are changed.
+    pub(super) reason: String,
+    /// How many events of all that match are changed in a second.
+    pub(super) rate: String,
+    /// The action before which a page of actions begins.
+    pub(super) before: String,
+}
+
+impl Search {
+    /// The filter of a change of all that match. Without a state, what was handled would be handled again.
+    pub(super) fn filter_for_change(&self, console: &Console) -> Result<Filter, Problem> {
+        let filter = self.filter(console)?;
+        if filter.body.is_some() {
+            let reason = "To change events with a text in the payload, select them in the list.";
+            return Err(Problem::bad(reason));
+        }
+        match filter.states.is_empty() {
+            true => Err(Problem::bad("To change all that match, choose a state.")),
+            false => Ok(filter),
+        }
+    }
+
+    pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
+        // A search would tell which texts they have.
+        if console.hides_payloads && text(&self.error).is_some() {
+            return Err(Problem::bad("The texts of errors are hidden."));
+        }
+        if console.hides_payloads && text(&self.payload).is_some() {
+            return Err(Problem::bad("Payloads are hidden."));
+        }
+        self.any_filter()
+    }
+
+    /// The filter, whatever the console hides.
+    pub(super) fn any_filter(&self) -> Result<Filter, Problem> {
+        let payload = text(&self.payload);
+        let is_long = |text: &String| text.chars().count() > LONGEST_TEXT;
+        if payload.as_ref().is_some_and(is_long) {
+            let reason = format!("A text in the payload has at most {LONGEST_TEXT} characters.");
+            return Err(Problem::bad(reason));
+        }
+        let (from, until) = (self.since()?, time(&self.until)?);
+        let mut filter = match self.state.as_str() {
+            "failed" => Filter::failed(from, until),
+            state => Filter {
+                states: states(state)?,
+                accepted_from: from,
+                accepted_until: until,
+                ..Filter::default()
+            },
+        };
+        for kind in self.kind.split_whitespace() {
+            let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
+            filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
+        }
+        filter.chat = text(&self.chat);
+        filter.error = text(&self.error);
+        filter.body = payload;
+        if let Some(key) = text(&self.key) {
+            let wrong = || Problem::bad("The key contains characters that no header can have.");
+            filter.key = Some(self::key(&key).ok_or_else(wrong)?);
+        }
+        Ok(filter)
+    }
+
+    /// The part of the filter that is about the time of acceptance.
+    pub(super) fn of_time(&self) -> Result<Filter, Problem> {
+        Ok(Filter {
+            accepted_from: self.since()?,
+            accepted_until: time(&self.until)?,
+            ..Filter::default()
+        })
+    }
+
+    /// The later one of the two times from which on events match.
+    fn since(&self) -> Result<Option<SystemTime>, Problem> {
+        let from = time(&self.from)?;
+        let Some(hours) = text(&self.hours) else {
+            return Ok(from);
+        };
+        let wrong = |_| Problem::bad(format!("`{hours}` is not a number of hours."));
+        let hours: u32 = hours.parse().map_err(wrong)?;
+        let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+        Ok(from.max(SystemTime::now().checked_sub(ago)))
+    }
+
+    /// What the preview has seen that the operator confirms.
+    pub(super) fn seen(&self) -> Result<Seen, Problem> {
+        let unseen =
+            || Problem::bad("Confirm on the page that asks, which has counted the events.");
+        let nanos = self.at.parse().map_err(|_| unseen())?;
+        let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos));
+        Ok(Seen {
+            newest: self.newest.parse().map_err(|_| unseen())?,
+            at: at.ok_or_else(unseen)?,
+        })
+    }
+
+    /// How many events are changed in a second. 0 without a limit.
+    pub(super) fn rate(&self) -> Result<u32, Problem> {
+        let wrong = |_| {
+            Problem::bad(format!(
+                "`{}` is not a number of events a second.",
+                self.rate
+            ))
+        };
+        text(&self.rate).map_or(Ok(0), |rate| rate.parse().map_err(wrong))
+    }
+
+    /// The filter of a list with the events of a job.
+    pub(super) fn of_job(filter: &Filter) -> Self {
+        let state = match &filter.states {
+            states if *states == Filter::failed(None, None).states => "failed".to_owned(),
+            states if self::states("unsettled").is_ok_and(|all| all == *states) => {
+                "unsettled".to_owned()
+            }
+            states => joined(states),
+        };
+        let time = |at: Option<SystemTime>| {
+            let at = at.map(|at| humantime::format_rfc3339_millis(clamped(at)).to_string());
+            at.unwrap_or_default().trim_end_matches('Z').to_owned()
+        };
+        Self {
+            state,
+            kind: joined(&filter.kinds),
+            chat: filter.chat.clone().unwrap_or_default(),
+            key: filter
+                .key
+                .as_ref()
+                .map_or(String::new(), ToString::to_string),
+            from: time(filter.accepted_from.or(filter.failed_from)),
+            until: time(filter.accepted_until.or(filter.failed_until)),
+            error: filter.error.clone().unwrap_or_default(),
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn newest_first(&self) -> bool {
+        self.order != "oldest"
+    }
+
+    pub(super) fn page(&self, limit: usize) -> Result<Page, Problem> {
+        Ok(Page {
+            after: text(&self.after).map(|after| id(&after)).transpose()?,
+            limit,
+            newest_first: self.newest_first(),
+            within: Some(SEARCH),
+        })
+    }
+
+    /// The fields of the filter that are not empty.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fields = [
+            ("state", &self.state),
+            ("kind", &self.kind),
+            ("chat", &self.chat),
+            ("key", &self.key),
+            ("hours", &self.hours),
+            ("from", &self.from),
+            ("until", &self.until),
+            ("error", &self.error),
+            ("payload", &self.payload),
+            ("order", &self.order),
+        ];
+        let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
+        fields.filter(|(_, value)| !value.is_empty())
+    }
+
+    /// The query of a URL with the same filter.
+    pub(super) fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(self.filled());
+        query.finish()
+    }
+
+    /// The query for the log, which has no part of a payload.
+    pub(super) fn logged(&self) -> String {
+        let hidden = self.filled().map(|(name, value)| match name {
+            "payload" => (name, "hidden"),
+            _ => (name, value),
+        });
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(hidden);
+        query.finish()
+    }
+}
+
+pub(super) fn key(text: &str) -> Option<IdempotencyKey> {
+    IdempotencyKey::new(HeaderValue::from_str(text).ok()?)
+}
+
+fn states(name: &str) -> Result<Vec<EventState>, Problem> {
+    match name {
+        "unsettled" => {
+            let all = EventState::ALL.into_iter();
+            Ok(all.filter(|state| state.is_unsettled()).collect())
+        }
+        names => {
+            let state = |name: &str| {
+                let unknown = |error| Problem::bad(format!("`{names}`: {error}."));
+                name.parse().map_err(unknown)
+            };
+            names.split_whitespace().map(state).collect()
+        }
+    }
+}
+
+/// Several, as a filter has them.
+fn joined(names: &[impl ToString]) -> String {
+    let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+    names.join(" ")
+}
+
+/// What an action did, for the page after it.
+#[derive(Clone, Debug)]
+pub(super) enum Did {
+    Changed(Action, Vec<EventId>),
+    Paused(Option<EventKind>),
+    Resumed(Option<EventKind>),
+}
+
+impl Did {
+    /// Adds it to the path of a page, which may have a query.
+    pub(super) fn at(&self, path: &str) -> String {
+        let kind = |kind: &Option<EventKind>| kind.as_ref().map(ToString::to_string);
+        let (name, of) = match self {
+            Self::Changed(action, ids) => {
+                let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+                (action.name(), Some(ids.join(".")))
+            }
+            Self::Paused(of) => ("pause", kind(of)),
+            Self::Resumed(of) => ("resume", kind(of)),
+        };
+        let mut did = form_urlencoded::Serializer::new(String::new());
+        did.append_pair("did", &format!("{name}:{}", of.unwrap_or_default()));
+        let and = if path.contains('?') { '&' } else { '?' };
+        format!("{path}{and}{}", did.finish())
+    }
+
+    pub(super) fn of_query(query: &str) -> Option<Self> {
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        let (_, did) = pairs.find(|(name, _)| name == "did")?;
+        let (name, of) = did.split_once(':')?;
+        let kind = || match of {
+            "" => Some(None),
+            of => of.parse().ok().map(Some),
+        };
+        match name {
+            "pause" => kind().map(Self::Paused),
+            "resume" => kind().map(Self::Resumed),
+            name => {
+                let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();
+                Some(Self::Changed(Action::parse(name)?, ids.ok()?))
+            }
+        }
+    }
+}
+
+pub(super) fn text(value: &str) -> Option<String> {
+    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// Parses a time in UTC, with or without seconds, as browsers send it.
+pub(super) fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
+    let Some(text) = self::text(text) else {
+        return Ok(None);
+    };
+    let with_seconds = match text.len() {
+        16 => format!("{text}:00"),
+        _ => text.clone(),
+    };
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{text}` is not a time such as `2026-11-22T20:15`, in UTC."
+        ))
+    };
+    let time = humantime::parse_rfc3339_weak(&with_seconds);
+    time.map(Some).map_err(wrong)
+}

@@ -1,0 +1,756 @@
+//! The routes, and the pages that they answer.
+
+use std::cmp::Reverse;
+use std::sync::Arc;
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use futures_util::future::{join, join_all, try_join, try_join_all, try_join3};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderValue, StatusCode};
+use maud::Markup;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::csrf::CsrfLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
+use tower_webhook::inbox::{
+    EventId, EventState, EventSummary, Failure, Filter, Listed, Page, Which,
+};
+use tower_webhook::store::StoreError;
+use tower_webhook::telemetry::Chain;
+
+use super::actions::{self, Paused};
+use super::bulk::{MANY, seen_now};
+use super::export::export;
+use super::guard::guard;
+use super::history::{history, refusals};
+use super::operations::{More, Operations, SEARCH};
+use super::page::{self, Blocked, Failed, Part, View, Wrong};
+use super::problem::Problem;
+use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
+use super::settings::Console;
+
+impl Console {
+    /// Returns the pages.
+    pub fn router(mut self) -> Router {
+        self.pass_on();
+        router(Arc::new(self))
+    }
+
+    /// Runs the jobs of the queue, as soon as there is a runtime.
+    pub(super) fn run_jobs(&self) {
+        if let Some(inbox) = self.inbox.as_ref().filter(|_| !self.is_read_only) {
+            self.jobs.run(inbox);
+        }
+    }
+}
+
+fn router(console: Arc<Console>) -> Router {
+    console.run_jobs();
+    let inner = console.consoles.clone();
+    let mut pages = Router::new()
+        .route("/", get(overview))
+        .route("/events", get(events))
+        .route("/events/{id}", get(event))
+        .route("/export", get(export))
+        .route("/chat", get(chat))
+        .route("/find", get(find))
+        .route("/lanes", get(lanes))
+        .route("/gaps", get(gaps))
+        .route("/history", get(history))
+        .route("/refusals", get(refusals))
+        .route("/actions", get(done))
+        .route("/jobs/{number}", get(job))
+        .route(
+            "/style.css",
+            get(([(CONTENT_TYPE, "text/css")], page::style())),
+        )
+        .route(
+            "/icon.svg",
+            get(([(CONTENT_TYPE, "image/svg+xml")], page::ICON)),
+        )
+        .route(
+            "/live.js",
+            get(([(CONTENT_TYPE, "text/javascript")], page::script())),
+        );
+    if !console.is_read_only {
+        pages = pages
+            .route("/all", get(confirm).post(actions::change_all))
+            .route("/selected", post(actions::change_selected))
+            .route("/events/{id}/{action}", post(actions::change))
+            .route("/pause", get(confirm_pause).post(actions::pause))
+            .route("/resume", post(actions::resume))
+            .route("/jobs/{number}/cancel", post(actions::cancel));
+    }
+    let header = |name: HeaderName, value| {
+        SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
+    };
+    let pages = pages
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(CsrfLayer::new())
+        .layer(CatchPanicLayer::new())
+        .layer(from_fn_with_state(console, guard))
+        .layer(CompressionLayer::new())
+        .layer(header(
+            CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
+             form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        ))
+        .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .layer(header(REFERRER_POLICY, "same-origin"))
+        .layer(header(CACHE_CONTROL, "no-store"));
+    inner.into_iter().fold(pages, |pages, console| {
+        let path = console.name.as_ref().map(|name| name.path.clone());
+        pages.nest(&path.unwrap_or_default(), router(console))
+    })
+}
+
+type Answer = Result<Markup, Problem>;
+
+async fn not_found() -> Problem {
+    Problem::not_found("There is no such page.")
+}
+
+/// A page, since its router adds a header.
+async fn wrong_method(Extension(view): Extension<View>) -> Response {
+    let reason = "The page cannot be requested with this method.";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, reason).page(&view)
+}
+
+async fn overview(Extension(view): Extension<View>) -> Markup {
+    let consoles = view.console.consoles.iter();
+    let parts = consoles.map(|console| part(view.of(console)));
+    let (known, parts) = join(part(view.clone()), join_all(parts)).await;
+    let Some(inbox) = &view.console.inbox else {
+        return page::overview(&known, &[], &[], &parts);
+    };
+    // What does not come from the queue is shown all the same.
+    let jobs = inbox.actions(Which::Running, None, MANY).await;
+    let kinds = known.counted.iter().flat_map(|(stats, _)| &stats.kinds);
+    let blocked = match kinds.map(|kind| kind.blocking).sum() {
+        0_u64 => Vec::new(),
+        _ => worst(&**inbox).await.unwrap_or_default(),
+    };
+    page::overview(&known, &blocked, &jobs.unwrap_or_default(), &parts)
+}
+
+/// What a console's inbox counts.
+async fn part(view: View) -> Part {
+    let stats = match &view.console.inbox {
+        Some(inbox) => inbox.stats().await.map(Some),
+        None => Ok(None),
+    };
+    let (counted, error) = match stats {
+        Ok(counted) => (counted, None),
+        Err(error) => (None, Some(Chain(&error).to_string())),
+    };
+    Part {
+        view,
+        counted,
+        error,
+    }
+}
+
+/// The number of blocked lanes on the overview.
+const WORST: usize = 3;
+
+/// Those of the first blocked lanes in which most events wait, and why.
+async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
+    let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+    lanes.retain(|lane| lane.waiting > 0);
+    lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
+    lanes.truncate(WORST);
+    let blocked = lanes.into_iter().map(async |lane| {
+        let failure = last_failure(inbox, lane.event.id).await?;
+        Ok(Blocked { lane, failure })
+    });
+    try_join_all(blocked).await
+}
+
+async fn last_failure(inbox: &dyn Operations, id: EventId) -> Result<Option<Failure>, StoreError> {
+    let record = inbox.get(id).await?;
+    let failures = record.map(|record| record.failures).unwrap_or_default();
+    Ok(failures.into_iter().next_back().map(|past| past.failure))
+}
+
+async fn events(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Result<Response, Problem> {
+    let Query(search) = search?;
+    inbox(&view.console)?;
+    Ok(match list(&view, &search, None).await {
+        Ok(page) => page.into_response(),
+        // The form stays, with what was wrong in it.
+        Err(problem) => {
+            let wrong = Wrong {
+                reason: problem.reason(&view.console),
+                checked: &[],
+            };
+            let page = page::events(&view, &search, &[], More::Nothing, Some(wrong));
+            problem.on(page)
+        }
+    })
+}
+
+/// A page of the list of events, with what went wrong with some of them.
+pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
+    let filter = search.filter(&view.console)?;
+    let page = search.page(ROWS + 1)?;
+    let inbox = &**inbox(&view.console)?;
+    let listed = inbox.list(&filter, page).await?;
+    let (events, more) = cut(inbox, &filter, page, listed).await?;
+    let rows = with_failures(inbox, events).await?;
+    Ok(page::events(view, search, &rows, more, wrong))
+}
+
+/// Cuts a list of up to `ROWS + 1` events to a page.
+async fn cut(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    page: Page,
+    listed: Listed,
+) -> Result<(Vec<EventSummary>, More), StoreError> {
+    let mut events = listed.events;
+    let is_more = events.len() > ROWS;
+    events.truncate(ROWS);
+    let more = match (is_more, events.last(), listed.searched) {
+        (true, Some(last), _) => More::Page(last.id),
+        (.., Some(last)) => search_on(inbox, filter, page, last).await?,
+        (.., None) => More::Nothing,
+    };
+    Ok((events, more))
+}
+
+/// How a search continues after an event, and how much of it is done.
+async fn search_on(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    page: Page,
+    last: EventId,
+) -> Result<More, StoreError> {
+    let of_time = Filter {
+        accepted_from: filter.accepted_from,
+        accepted_until: filter.accepted_until,
+        ..Filter::default()
+    };
+    let end = async |page: Page| {
+        let listed = inbox.list(&of_time, page.within(SEARCH)).await?;
+        let id = listed.events.first().map_or(last, |event| event.id);
+        Ok::<_, StoreError>(id.0)
+    };
+    let (oldest, newest) = try_join(end(Page::oldest(1)), end(Page::newest(1))).await?;
+    let done = match page.newest_first {
+        true => newest.saturating_sub(last.0),
+        false => last.0.saturating_sub(oldest),
+    };
+    let percent = done.saturating_mul(100) / newest.saturating_sub(oldest).max(1);
+    Ok(More::Search(
+        last,
+        u8::try_from(percent.clamp(0, 99)).unwrap_or(99),
+    ))
+}
+
+/// Reads the last failures of events.
+async fn with_failures(
+    inbox: &dyn Operations,
+    events: Vec<EventSummary>,
+) -> Result<Vec<Failed>, StoreError> {
+    let rows = events.into_iter().map(async |event| {
+        let failure = match (event.failures, event.state) {
+            // A failure may not have counted.
+            (0, state) if state != EventState::Retrying => None,
+            _ => last_failure(inbox, event.id).await?,
+        };
+        Ok(Failed { event, failure })
+    });
+    try_join_all(rows).await
+}
+
+/// The number of events of a lane that are counted.
+pub(super) const LANE: usize = 100;
+
+async fn event(
+    Extension(view): Extension<View>,
+    path: Result<Path<String>, PathRejection>,
+) -> Answer {
+    let Path(number) = path?;
+    let id = id(&number)?;
+    let inbox = inbox(&view.console)?;
+    let record = inbox.get(id).await?;
+    let gone = || {
+        Problem::not_found(format!(
+            "There is no event {id}. Perhaps its retention has expired."
+        ))
+    };
+    let record = record.ok_or_else(gone)?;
+    let event = &record.summary;
+    let mut lane = page::Place::default();
+    if let Some(chat) = &event.chat {
+        // A dead letter may hold its lane.
+        if event.state.is_unsettled() || event.state == EventState::Dead {
+            let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
+            // One that does not hold the lane waits for nothing.
+            let mut blocked = blocked.into_iter();
+            lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
+        }
+        let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
+        if event.state.is_unsettled() || holds {
+            let listed = unsettled_of(&**inbox, chat).await?;
+            lane.is_cut = listed.next(LANE).is_some();
+            lane.unsettled = listed.events;
+        }
+    }
+    let done = inbox.actions(Which::Of(id), None, DONE).await?;
+    Ok(page::event(&view, &record, &lane, &done))
+}
+
+/// The number of actions on the page of an event.
+const DONE: usize = 20;
+
+/// The first unsettled events of a chat, in the order of their lane.
+async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, StoreError> {
+    let all = EventState::ALL.into_iter();
+    let filter = Filter {
+        states: all.filter(|state| state.is_unsettled()).collect(),
+        chat: Some(chat.to_owned()),
+        ..Filter::default()
+    };
+    let page = Page::oldest(LANE).within(SEARCH);
+    inbox.list(&filter, page).await
+}
+
+async fn chat(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let chat = search.id.clone();
+    let filter = Filter {
+        chat: Some(chat.clone()),
+        ..Filter::default()
+    };
+    let page = Page {
+        newest_first: false,
+        ..search.page(ROWS)?
+    };
+    let listed = inbox(&view.console)?.list(&filter, page).await?;
+    let more = match (listed.next(ROWS), listed.searched) {
+        (Some(last), None) => More::Page(last),
+        (_, Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
+        (None, None) => More::Nothing,
+    };
+    let events = with_failures(&**inbox(&view.console)?, listed.events).await?;
+    if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
+        return Err(Problem::not_found(format!(
+            "There is no event of the chat `{chat}`."
+        )));
+    }
+    Ok(page::chat(&view, &chat, &events, more))
+}
+
+/// Shows the event with a number, and those of a key and a chat.
+async fn find(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let nothing = || Problem::bad("Which chat, key or number of an event?");
+    let wanted = text(&search.id).ok_or_else(nothing)?;
+    let inbox = &**inbox(&view.console)?;
+    let number = async {
+        match wanted.parse() {
+            Ok(id) => inbox.get(id).await,
+            Err(_) => Ok(None),
+        }
+    };
+    let of_key = key(&wanted).map(|key| Filter {
+        key: Some(key),
+        ..Filter::default()
+    });
+    let of_chat = Filter {
+        chat: Some(wanted.clone()),
+        ..Filter::default()
+    };
+    let (number, of_key, of_chat) =
+        try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
+    let number = number.map(|record| record.summary).into_iter().collect();
+    let number = with_failures(inbox, number).await?;
+    Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
+}
+
+/// The newest events that match.
+async fn newest(inbox: &dyn Operations, filter: Option<Filter>) -> Result<Vec<Failed>, StoreError> {
+    match filter {
+        Some(filter) => {
+            let listed = inbox.list(&filter, Page::newest(ROWS)).await?;
+            with_failures(inbox, listed.events).await
+        }
+        None => Ok(Vec::new()),
+    }
+}
+
+/// The number of blocked lanes that are shown.
+const LANES: usize = 50;
+
+async fn lanes(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let after = text(&search.after).map(|after| id(&after)).transpose()?;
+    let inbox = inbox(&view.console)?;
+    let mut lanes = inbox.blocked_lanes(None, after, LANES + 1).await?;
+    let is_more = lanes.len() > LANES;
+    lanes.truncate(LANES);
+    Ok(page::lanes(&view, &lanes, is_more))
+}
+
+async fn gaps(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let inbox = &**inbox(&view.console)?;
+    let filter = search.of_time()?;
+    let page = search.page(ROWS + 1)?;
+    let listed = inbox.gaps(&filter, page).await?;
+    let (events, more) = cut(inbox, &filter, page, listed).await?;
+    Ok(page::gaps(&view, &search, &events, more))
+}
+
+async fn done(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{}` is not the number of an action.",
+            search.before
+        ))
+    };
+    let before = text(&search.before).map(|before| before.parse().map_err(wrong));
+    let inbox = inbox(&view.console)?;
+    let mut actions = inbox
+        .actions(Which::All, before.transpose()?, ROWS + 1)
+        .await?;
+    let is_more = actions.len() > ROWS;
+    actions.truncate(ROWS);
+    Ok(page::actions(&view, &actions, is_more))
+}
+
+/// Asks before a kind or everything is paused.
+async fn confirm_pause(
+    Extension(view): Extension<View>,
+    paused: Result<Query<Paused>, QueryRejection>,
+) -> Answer {
+    let Query(paused) = paused?;
+    inbox(&view.console)?;
+    Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
+}
+
+/// Asks before all events that match are changed.
+async fn confirm(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let action = action(&search.action)?;
+    let inbox = &**inbox(&view.console)?;
+    let filter = search.filter_for_change(&view.console)?;
+    // Before it counts, so that it has seen what is changed.
+    let (seen, stats) = seen_now(inbox).await?;
+    let matched = view
+        .console
+        .jobs
+        .preview(inbox, &filter, seen, Some(&stats));
+    let matched = matched.await?;
+    let page = Page::oldest(SAMPLE).within(SEARCH);
+    let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
+    Ok(page::confirm(
+        &view,
+        action,
+        &search,
+        (matched, &sample),
+        seen,
+    ))
+}
+
+/// The number of events that a question shows.
+const SAMPLE: usize = 5;
+
+async fn job(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
+    let Path(number) = path?;
+    let action = find_job(&view.console, number).await?;
+    Ok(page::job(&view, &action))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::future::pending;
+    use std::io;
+    use std::sync::Mutex;
+    use std::time::{Duration, SystemTime};
+
+    use axum::body::Body;
+    use http::{Request, StatusCode};
+    use http_body_util::BodyExt;
+    use tokio::sync::Semaphore;
+    use tokio::time::{sleep, timeout};
+    use tower::ServiceExt;
+
+    use super::super::operations::{Answer, Counted};
+    use super::*;
+    use tower_webhook::EventKind;
+    use tower_webhook::inbox::internal::{JobLease, NewJob};
+    use tower_webhook::inbox::{
+        Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState,
+        EventSummary, Filter, Inbox, Listed, Page, Pause, Stats,
+    };
+    use tower_webhook::memory::MemoryQueue;
+    use tower_webhook::telemetry::{Count, CountsOf};
+
+    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
+    struct Faulty {
+        permits: Arc<Semaphore>,
+        jobs: Counted<MemoryQueue>,
+    }
+
+    impl Operations for Faulty {
+        fn list<'a>(&'a self, _: &'a Filter, page: Page) -> Answer<'a, Listed> {
+            let event = EventSummary {
+                id: EventId(1),
+                kind: EventKind::CHAT_RATED,
+                key: None,
+                chat: None,
+                state: EventState::Dead,
+                is_redriven: false,
+                accepted_at: SystemTime::UNIX_EPOCH,
+                due_at: None,
+                settled_at: None,
+                failures: 0,
+            };
+            let listed = Listed {
+                events: vec![event],
+                searched: page.newest_first.then_some(EventId(7)),
+            };
+            Box::pin(async { Ok(listed) })
+        }
+
+        fn gaps<'a>(&'a self, _: &'a Filter, _: Page) -> Answer<'a, Listed> {
+            Box::pin(pending())
+        }
+
+        fn blocked_lanes<'a>(
+            &'a self,
+            _: Option<&'a str>,
+            _: Option<EventId>,
+            _: usize,
+        ) -> Answer<'a, Vec<BlockedLane>> {
+            Box::pin(pending())
+        }
+
+        fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
+            panic!("the record is faulty")
+        }
+
+        fn redrive(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
+            Box::pin(async { panic!("the queue is faulty") })
+        }
+
+        fn discard(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
+            Box::pin(pending())
+        }
+
+        fn pauses(&self) -> Answer<'_, Vec<Pause>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn actions(
+            &self,
+            which: Which,
+            before: Option<i64>,
+            limit: usize,
+        ) -> Answer<'_, Vec<Action>> {
+            self.jobs.actions(which, before, limit)
+        }
+
+        fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
+            self.jobs.begin_job(job, by)
+        }
+
+        fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>> {
+            self.jobs.take_job()
+        }
+
+        fn run_job<'a>(&'a self, _: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+            let redrives = action.kind == ActionKind::Redrive;
+            Box::pin(async move {
+                assert!(!redrives, "the queue is faulty");
+                pending().await
+            })
+        }
+
+        fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+            self.jobs.fail_job(lease, action)
+        }
+
+        fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
+            self.jobs.cancel_job(number, by)
+        }
+
+        fn pause<'a>(
+            &'a self,
+            _: Option<&'a EventKind>,
+            _: Option<&'a str>,
+            _: By,
+        ) -> Answer<'a, ()> {
+            Box::pin(async {
+                let _permit = self.permits.acquire().await;
+                Ok(())
+            })
+        }
+
+        fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+            BTreeMap::new()
+        }
+
+        fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
+            self.jobs.counts(of)
+        }
+
+        fn stats(&self) -> Answer<'_, (Stats, Duration)> {
+            Box::pin(pending())
+        }
+    }
+
+    fn console(permits: &Arc<Semaphore>) -> Router {
+        let permits = Arc::clone(permits);
+        let console = Console {
+            inbox: Some(Arc::new(Faulty {
+                permits,
+                jobs: Counted::new(Inbox::new(MemoryQueue::new())),
+            })),
+            ..Console::new()
+        };
+        console.router()
+    }
+
+    fn post(path: &str) -> Request<Body> {
+        post_form(path, "action=redrive&state=dead&newest=1&at=0")
+    }
+
+    fn post_form(path: &str, form: &'static str) -> Request<Body> {
+        let post = Request::post(path)
+            .header("sec-fetch-site", "same-origin")
+            .header("content-type", "application/x-www-form-urlencoded");
+        post.body(Body::from(form)).unwrap()
+    }
+
+    async fn get(app: Router, path: &str) -> String {
+        let get = Request::get(path).body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap().into_body();
+        let page = page.collect().await.unwrap().to_bytes();
+        String::from_utf8(page.to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_not_searched_to_its_end_says_so() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let list = get(app, "/events?error=refused").await;
+        assert!(list.contains("event 7 was reached"), "{list}");
+        let on = r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Continue search</a>"#;
+        assert!(list.contains(on), "{list}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_that_panics_has_ended() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let started = app.clone().oneshot(post("/all")).await.unwrap();
+        assert_eq!(started.headers()["location"], "/jobs/1");
+        sleep(Duration::from_secs(1)).await;
+        let job = get(app, "/jobs/1").await;
+        assert!(job.contains("Stopped by a fault."), "{job}");
+        assert!(!job.contains("Cancel"), "{job}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn four_jobs_run_and_others_wait() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        for number in 1..=5 {
+            let post = post_form("/all", "action=discard&state=dead&newest=1&at=0"); // which never ends
+            let started = app.clone().oneshot(post).await.unwrap();
+            assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
+        }
+        sleep(Duration::from_secs(1)).await;
+        for (number, shown) in [(4, "In progress."), (5, "Waiting for other jobs to end")] {
+            let job = get(app.clone(), &format!("/jobs/{number}")).await;
+            assert!(job.contains(shown), "{job}");
+        }
+        let cancelled = app.clone().oneshot(post("/jobs/5/cancel")).await.unwrap();
+        assert_eq!(cancelled.headers()["location"], "/jobs/5");
+        sleep(Duration::from_secs(1)).await;
+        let job = get(app, "/jobs/5").await;
+        assert!(job.contains("Cancelled."), "{job}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_is_a_page_with_the_headers_of_all_pages() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let get = Request::get("/events/1").body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap();
+        assert_eq!(page.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(page.headers()["x-content-type-options"], "nosniff");
+        let page = page.into_body().collect().await.unwrap().to_bytes();
+        let page = String::from_utf8_lossy(&page);
+        assert!(
+            page.contains("The console panicked. The log has the reason."),
+            "{page}"
+        );
+        assert!(!page.contains("faulty"), "{page}");
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_logged_though_the_operator_has_disconnected() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let permits = Arc::new(Semaphore::new(0));
+        let pausing = console(&permits).oneshot(post_form("/pause", "reason=maintenance"));
+        let pausing = timeout(Duration::from_secs(1), pausing).await;
+        assert!(pausing.is_err());
+        permits.add_permits(1);
+        sleep(Duration::from_secs(1)).await;
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(
+            lines.contains("the console pauses or resumes is_paused=true"),
+            "{lines}"
+        );
+    }
+}

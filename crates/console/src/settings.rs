@@ -1,0 +1,177 @@
+//! What a console shows, and which changes it lets operators make.
+
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+
+use http::HeaderName;
+use tower_webhook::inbox::{Inbox, Queue};
+#[cfg(feature = "sqlite")]
+use tower_webhook::spool::{Spooled, Status};
+use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
+
+use super::bulk::Jobs;
+use super::operations::{Counted, Operations};
+
+/// Returns what is in the file of a spool.
+#[cfg(feature = "sqlite")]
+type Spool = Box<dyn Fn() -> Status + Send + Sync>;
+
+/// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
+///
+/// See the [module](super) for an example.
+#[derive(Default)]
+#[must_use]
+pub struct Console {
+    pub(super) inbox: Option<Arc<dyn Operations>>,
+    pub(super) budget: Option<FailureBudget>,
+    pub(super) silence: Option<Silence>,
+    pub(super) recent: Option<Recent>,
+    #[cfg(feature = "sqlite")]
+    pub(super) spool: Option<Spool>,
+    pub(super) is_read_only: bool,
+    pub(super) hides_payloads: bool,
+    pub(super) actor: Option<HeaderName>,
+    pub(super) hosts: Option<Vec<String>>,
+    pub(super) jobs: Jobs,
+    /// Set if this console is one of several.
+    pub(super) name: Option<Name>,
+    pub(super) consoles: Vec<Arc<Console>>,
+}
+
+/// The name of one console of several.
+pub(super) struct Name {
+    pub(super) text: String,
+    /// The path of its pages, below those of the outer console.
+    pub(super) path: String,
+}
+
+impl Console {
+    /// Creates a console that shows nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Shows the events of an inbox, and lets operators redrive, discard, pause and resume them.
+    pub fn inbox<Q: Queue>(mut self, inbox: Inbox<Q>) -> Self {
+        self.inbox = Some(Arc::new(Counted::new(inbox)));
+        self
+    }
+
+    /// Shows the failed deliveries of the last hour, against the platform's limit.
+    pub fn budget(mut self, budget: FailureBudget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Shows which kinds are silent.
+    pub fn silence(mut self, silence: Silence) -> Self {
+        self.silence = Some(silence);
+        self
+    }
+
+    /// Shows the last problems, the events of each minute, the answers of the last hour, and how long attempts took.
+    pub fn recent(mut self, recent: Recent) -> Self {
+        self.recent = Some(recent);
+        self
+    }
+
+    /// Adds the pages of another console below `/inboxes/NAME`, such as that of an inbox in another database. The first page
+    /// then says how each of them is. [`read_only`](Self::read_only), [`hide_payloads`](Self::hide_payloads),
+    /// [`actor_header`](Self::actor_header) and [`hosts`](Self::hosts) hold for it as well, the last two unless it has its own.
+    ///
+    /// ```
+    /// # use tower_webhook_console::Console;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # let [chats, orders] = [0, 1].map(|_| Inbox::new(MemoryQueue::new()));
+    /// let console = Console::new()
+    ///     .console("chats", Console::new().inbox(chats))
+    ///     .console("orders", Console::new().inbox(orders));
+    /// ```
+    pub fn console(mut self, name: impl Into<String>, mut console: Console) -> Self {
+        let mut text = name.into();
+        if text.trim().is_empty() {
+            "unnamed".clone_into(&mut text);
+        }
+        let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
+        let mut path = format!("/inboxes/{}", encoded.replace('*', "%2A"));
+        let is_taken = |path: &str| self.paths().any(|other| other == path);
+        // Browsers take dots for other paths.
+        while path.ends_with('.') || is_taken(&path) {
+            path.push('_');
+        }
+        console.name = Some(Name { text, path });
+        self.consoles.push(Arc::new(console));
+        self
+    }
+
+    fn paths(&self) -> impl Iterator<Item = &str> {
+        self.consoles
+            .iter()
+            .filter_map(|it| it.name.as_ref())
+            .map(|name| &*name.path)
+    }
+
+    /// Applies what holds for all consoles to the inner ones.
+    pub(super) fn pass_on(&mut self) {
+        let mut consoles = mem::take(&mut self.consoles);
+        // Nobody else has them before there are pages.
+        for inner in consoles.iter_mut().filter_map(Arc::get_mut) {
+            inner.is_read_only |= self.is_read_only;
+            inner.hides_payloads |= self.hides_payloads;
+            inner.actor = inner.actor.take().or_else(|| self.actor.clone());
+            inner.hosts = inner.hosts.take().or_else(|| self.hosts.clone());
+            inner.pass_on();
+        }
+        self.consoles = consoles;
+    }
+
+    /// Shows what is in the file of a spool.
+    #[cfg(feature = "sqlite")]
+    pub fn spool<Q: Queue + Clone>(mut self, spool: Spooled<Q>) -> Self {
+        self.spool = Some(Box::new(move || spool.status()));
+        self
+    }
+
+    /// Removes everything that changes something.
+    pub fn read_only(mut self) -> Self {
+        self.is_read_only = true;
+        self
+    }
+
+    /// Hides the payloads of events, and the texts of errors and the reasons of actions, which may repeat parts of them.
+    pub fn hide_payloads(mut self) -> Self {
+        self.hides_payloads = true;
+        self
+    }
+
+    /// Names the header in which a proxy passes on the name of the operator, for the log and the actions. Without such a proxy, anybody
+    /// can set it. A request with two such headers is answered with 400.
+    pub fn actor_header(mut self, header: HeaderName) -> Self {
+        self.actor = Some(header);
+        self
+    }
+
+    /// Accepts only requests for these host names, without ports, and for IP addresses. Requests for others are answered
+    /// with 421. This prevents DNS rebinding: another site cannot read the pages under a name that resolves to the
+    /// console's address. Set it if the console has no authentication. By default, all host names are accepted.
+    ///
+    /// ```
+    /// # use tower_webhook_console::Console;
+    /// let console = Console::new().hosts(["localhost", "ops.example.com"]);
+    /// ```
+    pub fn hosts<H: Into<String>>(mut self, hosts: impl IntoIterator<Item = H>) -> Self {
+        self.hosts = Some(hosts.into_iter().map(Into::into).collect());
+        self
+    }
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("is_read_only", &self.is_read_only)
+            .field("hides_payloads", &self.hides_payloads)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,236 @@
+//! Commands that are run when something needs a person, for whoever has no Prometheus.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::sleep;
+use tower_webhook::event::EventKind;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::spool::Spooled;
+use tower_webhook::telemetry::{End, FailureBudget, Observation, Observer, Silence, Spent};
+
+use crate::args::Options;
+use crate::exec::Exec;
+
+/// How many dead letters a command gets at most.
+const MOST: usize = 100;
+
+/// The interval at which alarms are looked for.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What was seen and is not told yet.
+#[derive(Default)]
+pub(crate) struct Notices {
+    dead: Mutex<Dead>,
+    has_dead: Notify,
+    tripped: Mutex<BTreeSet<EventKind>>,
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    spool: std::sync::OnceLock<Spooled<PostgresQueue>>,
+}
+
+/// As in the alerts for Prometheus.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+const SPOOL_FULL_IN: Duration = Duration::from_secs(40 * 60);
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+const SPOOL_FLUSHED_WITHIN: Duration = Duration::from_secs(10 * 60);
+
+#[derive(Default)]
+struct Dead {
+    count: u64,
+    events: Vec<Value>,
+}
+
+/// How a command is run.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// At most once in this time.
+    every: Duration,
+    limit: Duration,
+}
+
+impl Notices {
+    /// Returns an observer, and runs the commands that the options have.
+    pub(crate) fn start(args: &Options, budget: &FailureBudget, silence: &Silence) -> Arc<Self> {
+        let this = Arc::new(Self::default());
+        let pace = Pace {
+            every: Duration::from_secs(args.monitoring.notify_every.into()),
+            limit: Duration::from_secs(args.handling.handler_timeout),
+        };
+        if let Some(command) = args.monitoring.on_dead.clone() {
+            tokio::spawn(Arc::clone(&this).tell_of_dead(Exec::new(command), pace));
+        }
+        if let Some(command) = args.monitoring.on_alarm.clone() {
+            let (budget, silence) = (budget.clone(), silence.clone());
+            let this = Arc::clone(&this);
+            tokio::spawn(this.tell_of_alarms(Exec::new(command), pace, budget, silence));
+        }
+        this
+    }
+
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+        // There is at most one.
+        let _ = self.spool.set(spool);
+    }
+
+    async fn tell_of_dead(self: Arc<Self>, exec: Exec, pace: Pace) {
+        loop {
+            self.has_dead.notified().await;
+            let Dead { count, events } = std::mem::take(&mut *lock(&self.dead));
+            let notice = json!({ "dead_letters": count, "events": events });
+            pace.tell("--on-dead", &exec, &notice).await;
+        }
+    }
+
+    async fn tell_of_alarms(
+        self: Arc<Self>,
+        exec: Exec,
+        pace: Pace,
+        budget: FailureBudget,
+        silence: Silence,
+    ) {
+        let mut told = BTreeMap::new();
+        loop {
+            sleep(LOOK.min(pace.every)).await;
+            let alarms = self.alarms(&budget, &silence);
+            let severities: BTreeMap<_, _> = alarms
+                .iter()
+                .map(|(name, alarm)| (name.clone(), alarm["severity"].clone()))
+                .collect();
+            if severities == told {
+                continue;
+            }
+            let ended = told.keys().filter(|name| !alarms.contains_key(*name));
+            let ended: Vec<_> = ended.map(described).collect();
+            let alarms: Vec<_> = alarms.values().collect();
+            let notice = json!({ "alarms": alarms, "ended": ended });
+            told = severities;
+            pace.tell("--on-alarm", &exec, &notice).await;
+        }
+    }
+
+    /// The alarms of now.
+    fn alarms(&self, budget: &FailureBudget, silence: &Silence) -> BTreeMap<Name, Value> {
+        let mut alarms = BTreeMap::new();
+        let mut add = |name: &'static str, kind: Option<&EventKind>, of: Value| {
+            let name = (name, kind.map(ToString::to_string));
+            let mut alarm = described(&name);
+            if let (Some(alarm), Value::Object(of)) = (alarm.as_object_mut(), of) {
+                alarm.extend(of);
+            }
+            alarms.insert(name, alarm);
+        };
+        for spent in budget.spent().iter().filter(|spent| spent.share() >= 0.2) {
+            let name = match spent.kind {
+                Some(_) => "failure-budget",
+                None => "unverified-requests",
+            };
+            add(name, spent.kind.as_ref(), of_budget(spent));
+        }
+        for silent in silence.silent() {
+            let quiet = silent.quiet_for.as_secs();
+            let of = json!({ "severity": "critical", "quiet_seconds": quiet });
+            add("silent", Some(&silent.kind), of);
+        }
+        for kind in &*lock(&self.tripped) {
+            add("tripped", Some(kind), json!({ "severity": "critical" }));
+        }
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        if let Some(status) = self.spool.get().map(Spooled::status) {
+            let of = json!({
+                "severity": "critical",
+                "events": status.events,
+                "full_in_seconds": status.full_in.map(|left| left.as_secs()),
+            });
+            let is_soon_full = status.full_in.is_some_and(|left| left < SPOOL_FULL_IN)
+                || status.bytes > status.limit / 10 * 9;
+            // Between two measurements, the bytes are estimated: an empty file is not nearly full.
+            if is_soon_full && status.events > 0 {
+                add("spool-full", None, of.clone());
+            }
+            if status.oldest > Some(SPOOL_FLUSHED_WITHIN) {
+                add("spool-not-flushed", None, of);
+            }
+        }
+        alarms
+    }
+}
+
+/// The name of an alarm, and its kind.
+type Name = (&'static str, Option<String>);
+
+fn described((name, kind): &Name) -> Value {
+    json!({ "alarm": name, "kind": kind })
+}
+
+fn of_budget(spent: &Spent) -> Value {
+    let severity = match spent.share() {
+        0.5.. => "critical",
+        _ => "warning",
+    };
+    json!({
+        "severity": severity,
+        "failures": spent.failures,
+        "limit": spent.limit,
+        "disabled_in_seconds": spent.disabled_in.map(|left| left.as_secs()),
+    })
+}
+
+impl Pace {
+    /// Runs a command, and waits until it may run again.
+    async fn tell(self, option: &str, exec: &Exec, notice: &Value) {
+        let line = format!("{notice}\n");
+        let next = tokio::time::Instant::now() + self.every;
+        if let Err(reason) = exec.tell(&line, self.limit).await {
+            tracing::error!(
+                reason,
+                "the command of `{option}` failed; it is not run again for this"
+            );
+        }
+        tokio::time::sleep_until(next).await;
+    }
+}
+
+impl Observer for Notices {
+    fn observe(&self, observation: &Observation<'_>) {
+        let (kind, event, outcome, reason) = match observation {
+            Observation::Attempt(ended) => match (ended.end(), ended.failure()) {
+                (Some(End::Dead), Some(failure)) => {
+                    (ended.kind, ended.event, &*failure.outcome, &*failure.reason)
+                }
+                _ => return,
+            },
+            Observation::AcceptedDead {
+                kind,
+                event,
+                reason,
+            } => (*kind, Some(*event), "undecodable", *reason),
+            Observation::Tripped { kind, is_tripped } => {
+                let mut tripped = lock(&self.tripped);
+                match is_tripped {
+                    true => tripped.insert((*kind).clone()),
+                    false => tripped.remove(kind),
+                };
+                return;
+            }
+            _ => return,
+        };
+        let mut dead = lock(&self.dead);
+        dead.count += 1;
+        if dead.events.len() < MOST {
+            let event = json!({ "event": event, "kind": kind.as_str(), "outcome": outcome, "reason": reason });
+            dead.events.push(event);
+        }
+        drop(dead);
+        self.has_dead.notify_one();
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,289 @@
+//! The failure budget, the silence watch, and metrics for Prometheus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower_webhook::event::EventKind;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::spool::Spooled;
+use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
+use tower_webhook::{Sender, SenderPolicy};
+#[cfg(feature = "console")]
+use tower_webhook_console::Console;
+
+use crate::args::Options;
+use crate::notices::Notices;
+use crate::route::Route;
+
+/// Sees every delivery and attempt.
+pub(crate) struct Telemetry {
+    observer: Arc<dyn Observer>,
+    budget: FailureBudget,
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    notices: Arc<Notices>,
+    #[cfg(feature = "console")]
+    silence: Silence,
+    #[cfg(feature = "metrics")]
+    server: Option<metrics::Server>,
+}
+
+impl Telemetry {
+    /// Starts to watch for silence, and to serve metrics if that is asked for.
+    pub(crate) async fn start(args: &Options, routes: &[Route]) -> anyhow::Result<Self> {
+        let mut silence = args
+            .monitoring
+            .expect
+            .iter()
+            .cloned()
+            .fold(Silence::new().learn(), |silence, (kind, within)| {
+                silence.expect(kind, within)
+            });
+        if let Some(within) = args.monitoring.rated_within {
+            silence = silence.rated_within(hours(within));
+        }
+        tokio::spawn(silence.clone().watch());
+        let limits = routes
+            .iter()
+            .filter_map(|route| route.sender.policy().disable_after);
+        let budget = FailureBudget::new(SenderPolicy {
+            disable_after: limits.min(),
+            ..SenderPolicy::default()
+        });
+        let notices = Notices::start(args, &budget, &silence);
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        let spools = Arc::clone(&notices);
+        #[cfg(feature = "console")]
+        let shown = silence.clone();
+        #[cfg(feature = "metrics")]
+        let server = match args.monitoring.metrics {
+            Some(address) => Some(
+                metrics::Server::start(address, &args.monitoring.metrics_host, &budget, &silence)
+                    .await?,
+            ),
+            None => None,
+        };
+        #[cfg(feature = "metrics")]
+        let observer = {
+            let metrics = server
+                .is_some()
+                .then(tower_webhook::telemetry::Metrics::new);
+            Arc::new((silence, notices, metrics))
+        };
+        #[cfg(not(feature = "metrics"))]
+        let observer = Arc::new((silence, notices));
+        Ok(Self {
+            observer,
+            budget,
+            #[cfg(all(feature = "postgres", feature = "sqlite"))]
+            notices: spools,
+            #[cfg(feature = "console")]
+            silence: shown,
+            #[cfg(feature = "metrics")]
+            server,
+        })
+    }
+
+    /// Sees the deliveries of a sender, or what is none. Failures of a sender without a limit do not count against that of
+    /// another.
+    pub(crate) fn observer(&self, sender: Option<&Sender>) -> impl Observer + use<> {
+        let has_limit = |sender: &Sender| sender.policy().disable_after.is_some();
+        let counts = sender.is_some_and(|it| has_limit(it) || self.budget.limit().is_none());
+        let budget = counts.then(|| self.budget.clone());
+        (Arc::clone(&self.observer), budget)
+    }
+
+    /// Tells of a spool that is nearly full, or not emptied.
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+        self.notices.watch_spool(spool);
+    }
+
+    /// Puts the consoles of all databases together, with what was seen of all.
+    #[cfg(feature = "console")]
+    pub(crate) fn console(&self, mut consoles: Vec<(String, Console)>) -> Console {
+        let console = match consoles.len() {
+            1 => consoles.remove(0).1,
+            _ => consoles
+                .into_iter()
+                .fold(Console::new(), |all, (name, console)| {
+                    all.console(name, console)
+                }),
+        };
+        let (budget, silence) = (self.budget.clone(), self.silence.clone());
+        console.budget(budget).silence(silence)
+    }
+
+    /// Calls `record` before each scrape.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn before_scrapes<F>(&self, record: impl Fn() -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if let Some(server) = &self.server {
+            server.before_scrapes(record);
+        }
+    }
+}
+
+fn hours(hours: u32) -> Duration {
+    Duration::from_secs(u64::from(hours) * 60 * 60)
+}
+
+/// Parses `KIND=HOURS`.
+pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
+    let expected = || {
+        let (kind, hours) = text.split_once('=')?;
+        let within: u32 = hours
+            .parse()
+            .ok()
+            .filter(|hours| (1..=8_760).contains(hours))?;
+        Some((kind.parse().ok()?, self::hours(within)))
+    };
+    expected().ok_or_else(|| {
+        "use a kind and a number of hours up to 8760, such as message-created=4".to_owned()
+    })
+}
+
+#[cfg(feature = "metrics")]
+mod metrics {
+    use std::future::Future;
+    use std::net::SocketAddr;
+    use std::pin::Pin;
+    use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::Duration;
+
+    use ::metrics::describe_counter;
+    use anyhow::Context;
+    use axum::Router;
+    use axum::extract::{Request, State};
+    use axum::http::StatusCode;
+    use axum::http::header::{CONTENT_TYPE, HOST};
+    use axum::middleware::{self, Next};
+    use axum::response::{IntoResponse, Response};
+    use axum::routing::get;
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+    use tokio::time::{sleep, timeout};
+    use tower_webhook::telemetry::{FailureBudget, Silence};
+
+    use crate::activity::Limits;
+    use crate::connections::{Connections, bind};
+    use crate::{host, process};
+
+    /// The server of `/metrics`.
+    pub(crate) struct Server {
+        sources: Arc<Mutex<Vec<Source>>>,
+    }
+
+    type Source = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+    /// The buckets of durations, in seconds. A sender gives up after some seconds.
+    const SECONDS: [f64; 17] = [
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0,
+        10.0, 30.0,
+    ];
+
+    /// Those of delays, which grow to days while a handler is down.
+    const DELAYS: [f64; 17] = [
+        0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1_800.0, 3_600.0,
+        21_600.0, 86_400.0, 259_200.0, 604_800.0,
+    ];
+
+    /// The time limit of what is recorded before a scrape, each.
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    impl Server {
+        pub(crate) async fn start(
+            address: SocketAddr,
+            names: &[String],
+            budget: &FailureBudget,
+            silence: &Silence,
+        ) -> anyhow::Result<Self> {
+            let delays = Matcher::Full("webhook_start_delay_seconds".to_owned());
+            let prometheus = PrometheusBuilder::new()
+                .set_buckets(&SECONDS)?
+                .set_buckets_for_metric(delays, &DELAYS)?
+                .install_recorder()
+                .context("metrics cannot be recorded")?;
+            let listener = bind(address, "--metrics 127.0.0.1:9465")?;
+            eprintln!("metrics on http://{}/metrics", listener.local_addr()?);
+
+            let this = Self {
+                sources: Arc::default(),
+            };
+            let (budget, silence) = (budget.clone(), silence.clone());
+            this.before_scrapes(move || {
+                budget.record_metrics();
+                silence.record_metrics();
+                process::record();
+                std::future::ready(())
+            });
+            tokio::spawn(upkeep(prometheus.clone()));
+            process::start();
+            describe_counter!(
+                "receiver_refusals_total",
+                "Connections and requests that were refused before they were deliveries."
+            );
+            let sources = Arc::clone(&this.sources);
+            let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
+            let names = Arc::from(names);
+            let app = Router::new()
+                .route("/metrics", get(scrape))
+                .layer(middleware::from_fn_with_state(names, known_host));
+            let connections = Connections::new("metrics", app, Limits::FEW);
+            tokio::spawn(async move { connections.accept(&listener).await });
+            Ok(this)
+        }
+
+        pub(crate) fn before_scrapes<F>(&self, record: impl Fn() -> F + Send + Sync + 'static)
+        where
+            F: Future<Output = ()> + Send + 'static,
+        {
+            lock(&self.sources).push(Box::new(move || Box::pin(record())));
+        }
+    }
+
+    async fn known_host(
+        State(names): State<Arc<[String]>>,
+        request: Request,
+        next: Next,
+    ) -> Response {
+        let host = request.headers().get(HOST);
+        let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
+        match host::is_known(host, &names) {
+            true => next.run(request).await,
+            false => {
+                let reason =
+                    "these metrics are not read under this host name: see `--metrics-host`\n";
+                (StatusCode::MISDIRECTED_REQUEST, reason).into_response()
+            }
+        }
+    }
+
+    async fn scrape(
+        sources: Arc<Mutex<Vec<Source>>>,
+        prometheus: PrometheusHandle,
+    ) -> ([(axum::http::HeaderName, &'static str); 1], String) {
+        let recording: Vec<_> = lock(&sources).iter().map(|record| record()).collect();
+        for record in recording {
+            if timeout(LIMIT, record).await.is_err() {
+                tracing::warn!("some metrics were not recorded within {LIMIT:?}");
+            }
+        }
+        let text = "text/plain; version=0.0.4; charset=utf-8";
+        ([(CONTENT_TYPE, text)], prometheus.render())
+    }
+
+    /// Keeps memory bounded while nothing scrapes.
+    async fn upkeep(prometheus: PrometheusHandle) {
+        loop {
+            sleep(Duration::from_secs(5)).await;
+            prometheus.run_upkeep();
+        }
+    }
+
+    fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
