@@ -106,7 +106,7 @@ fn random_secret(url: &str) -> anyhow::Result<Secret> {
     let secret = base16ct::lower::encode_string(&bytes);
     eprintln!(
         "send a first event with\n\n  \
-         cargo run --example receiver -- send --url {url} --secret {secret}\n"
+         cargo run -p tower-webhook-receiver -- send --url {url} --secret {secret}\n"
     );
     Ok(Secret::new(secret)?)
 }

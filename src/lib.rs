@@ -80,8 +80,8 @@
 //! [Secrets](docs::production#secrets) says how to choose one, and [testing](docs::testing#by-hand) how to send an
 //! event by hand.
 //!
-//! In the repository, `cargo run --example receiver` starts a receiver that needs no code, and
-//! `cargo run --example receiver -- send` sends it signed events of every kind.
+//! In the repository, `cargo run -p tower-webhook-receiver` starts a receiver that needs no code, and
+//! `cargo run -p tower-webhook-receiver -- send` sends it signed events of every kind.
 //!
 //! # How a delivery is processed
 //!
@@ -199,6 +199,15 @@
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //!
 //! Features only add API; none changes behaviour.
+//!
+//! # Beside the library
+//!
+//! | crate | what it is |
+//! |---|---|
+//! | [tower-webhook-receiver](https://docs.rs/crate/tower-webhook-receiver/latest) | a program that receives webhooks, for those who write no Rust |
+//! | [tower-webhook-console](https://docs.rs/tower-webhook-console) | pages for operators, as an axum `Router` |
+//! | [tower-webhook-sandbox](https://docs.rs/tower-webhook-sandbox) | the chat platform, simulated, for your tests and in your browser |
+//! | [tower-webhook-admin](https://docs.rs/tower-webhook-admin) | a client of the platform's GraphQL Admin API |
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(

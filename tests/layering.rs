@@ -18,6 +18,66 @@ fn rooms_import_downwards_only() {
     assert!(circles.is_empty(), "{}", describe("rooms", &circles));
 }
 
+/// The products, and the crates below each that it may use.
+const PRODUCTS: [(&str, &[&str]); 4] = [
+    ("admin", &[]),
+    ("console", &["tower_webhook"]),
+    ("receiver", &["tower_webhook", "tower_webhook_console"]),
+    ("sandbox", &["tower_webhook"]),
+];
+
+/// What a product misses in the public API, users of the library miss, too.
+#[test]
+fn products_use_the_public_api_of_the_crates_below_them() {
+    let folders = sources("crates", "toml").into_iter();
+    let folders = folders.filter_map(|(file, _)| Some(file.split('/').nth(1)?.to_owned()));
+    let products = PRODUCTS.map(|(product, _)| product.to_owned());
+    assert_eq!(folders.collect::<BTreeSet<_>>(), products.into());
+    for (product, below) in PRODUCTS {
+        for (file, text) in sources(&format!("crates/{product}/src"), "rs") {
+            let wrong = beyond(product, below, &text);
+            assert!(wrong.is_empty(), "{file} uses {wrong:?}");
+        }
+    }
+}
+
+#[test]
+fn planted_use_of_what_is_not_below_is_reported() {
+    let text = "use tower_webhook::inbox::internal::Seen; use tower_webhook_console::Console;
+        /// `tower_webhook_sandbox`, and `internal`
+        fn f(it: tower_webhook_admin::Token) -> tower_webhook::Secret { g!(tower_webhook_receiver::h) }";
+    let wrong = beyond("receiver", PRODUCTS[2].1, text);
+    assert_eq!(
+        wrong,
+        ["internal", "tower_webhook_admin"]
+            .map(str::to_owned)
+            .into()
+    );
+}
+
+/// The names of a source that are of crates which are not below its own, and of what is hidden in the library.
+fn beyond(product: &str, below: &[&str], text: &str) -> BTreeSet<String> {
+    let own = format!("tower_webhook_{product}");
+    let mut found = BTreeSet::new();
+    let mut rest = vec![text.parse::<TokenStream>().unwrap()];
+    while let Some(tokens) = rest.pop() {
+        for token in tokens {
+            match token {
+                TokenTree::Group(group) => rest.push(group.stream()),
+                TokenTree::Ident(name) => {
+                    let name = name.to_string();
+                    let is_crate = name.starts_with("tower_webhook") && name != own;
+                    if name == "internal" || is_crate && !below.contains(&&*name) {
+                        found.insert(name);
+                    }
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
 /// The largest number of lines of a file of tests. A longer one has several topics: each of them gets a file.
 const MOST_LINES: usize = 1_000;
 

@@ -1,7 +1,7 @@
 //! Attacks a `receiver` with clients that have no secret, beside a genuine sender of ten deliveries a second.
 //!
 //! Run with:
-//!     cargo build --release --example receiver
+//!     cargo build --release -p tower-webhook-receiver
 //!     cargo bench --workspace --bench attack
 
 mod attackers;
@@ -246,9 +246,9 @@ impl Drop for Receiver {
 fn example(name: &str) -> Result<PathBuf> {
     let this = std::env::current_exe()?;
     let target = this.parent().and_then(Path::parent);
-    let program = target.context("no target")?.join("examples").join(name);
+    let program = target.context("no target")?.join(name);
     if !program.exists() {
-        bail!("it is not built: `cargo build --release --example {name}`");
+        bail!("it is not built: `cargo build --release -p tower-webhook-receiver`");
     }
     Ok(program)
 }

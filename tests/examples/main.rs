@@ -9,7 +9,6 @@ mod alertmanager;
 mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
-mod built_without;
 mod closing;
 #[cfg(feature = "receiver")]
 mod commands;

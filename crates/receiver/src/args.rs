@@ -113,9 +113,9 @@ pub(crate) struct Kept {
     /// `memory`, the default, is lost when the receiver stops, so events that the platform then retries are handled
     /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
     /// are for several receivers that share their work. Every user of this machine can read a password
-    /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
-    /// store but `memory` needs the feature of its name, as in
-    /// `cargo run --features sqlite --example receiver`.
+    /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Redis
+    /// and Postgres need the feature of their name, as in
+    /// `cargo run -p tower-webhook-receiver --features postgres`.
     #[arg(long, value_name = "STORE")]
     pub(crate) store: Option<String>,
 
@@ -123,8 +123,8 @@ pub(crate) struct Kept {
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
     /// events of a chat are handled one after another. `receiver inbox` lists, redrives and discards events.
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX, which `receiver inbox` reads, too. The
-    /// receiver needs the feature of the queue, as in `cargo run --features sqlite --example receiver`. The environment variable
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX, which `receiver inbox` reads, too. Postgres
+    /// needs its feature, as in `cargo run -p tower-webhook-receiver --features postgres`. The environment variable
     /// WEBHOOK_STORE must not be set.
     #[arg(long, value_name = "INBOX")]
     pub(crate) inbox: Option<String>,
@@ -275,8 +275,7 @@ pub(crate) struct Limits {
 pub(crate) struct Console {
     /// Serve a console at this address: pages that show events to operators, with buttons to redrive, discard and pause
     ///
-    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. The
-    /// receiver needs the feature `console`, as in `cargo run --features console,sqlite --example receiver`.
+    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,
 
@@ -312,7 +311,7 @@ pub(crate) struct Monitoring {
     /// Serve metrics for Prometheus at this address, under /metrics
     ///
     /// Anybody who reaches it can read them, so choose an address of the operator's network. The receiver needs the
-    /// feature `metrics`, as in `cargo run --features metrics --example receiver`.
+    /// feature `metrics`, as in `cargo run -p tower-webhook-receiver --features metrics`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 

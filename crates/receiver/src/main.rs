@@ -1,4 +1,4 @@
-//! Run with: cargo run --example receiver
+//! Run with: cargo run -p tower-webhook-receiver
 //!
 //! A complete receiver that needs no Rust code: it verifies and deduplicates deliveries, prints one line of JSON for
 //! each event, and can run a command for it, or post it to a server. Logs go to standard error; `RUST_LOG=debug` logs

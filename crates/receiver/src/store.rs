@@ -186,7 +186,7 @@ fn postgres_at(_: &str) -> Result<Place, String> {
 pub(crate) fn rebuilt(without: &str, features: &str) -> String {
     format!(
         "this program was built without {without}: run it with \
-         `cargo run --features {features} --example receiver -- …`"
+         `cargo run -p tower-webhook-receiver --features {features} -- …`"
     )
 }
 
@@ -333,4 +333,33 @@ async fn open_postgres<T>(
         };
         error.context(advice)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// For any set of features.
+    #[test]
+    fn store_that_is_not_built_in_is_explained() {
+        let stores = [
+            ("sqlite", cfg!(feature = "sqlite"), "sqlite:webhooks.db"),
+            ("redis", cfg!(feature = "redis"), "redis://:hush@localhost"),
+            (
+                "postgres",
+                cfg!(feature = "postgres"),
+                "postgres://user:hush@localhost/database",
+            ),
+        ];
+        for (feature, is_built_in, text) in stores {
+            let error = Place::parse(text).err();
+            assert_eq!(error.is_none(), is_built_in, "{text}: {error:?}");
+            if let Some(error) = error {
+                let command =
+                    format!("`cargo run -p tower-webhook-receiver --features {feature} -- …`");
+                assert!(error.contains(&command), "{error}");
+                assert!(!error.contains("hush"), "{error}");
+            }
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! An operator's night: the system behind a receiver is down, and a person repairs what happened meanwhile.
 //!
-//! `PICTURES=src/docs/pictures` writes the pictures of the page on the console.
+//! `PICTURES=crates/console/pictures` writes the pictures of the page on the console.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
