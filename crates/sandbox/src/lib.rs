@@ -93,6 +93,10 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(
+    not(feature = "graphql"),
+    allow(dead_code, reason = "what only the Admin API asks for")
+)]
+#![cfg_attr(
     not(test),
     warn(
         clippy::expect_used,
@@ -109,6 +113,7 @@ mod chat;
 mod clock;
 mod fault;
 mod generator;
+#[cfg(feature = "graphql")]
 mod graphql;
 mod invent;
 mod lookup;
@@ -126,6 +131,7 @@ pub use self::api_fault::ApiFault;
 pub use self::chat::SimulatedChat;
 pub use self::fault::{Fault, Faults, Injected, InvalidFaults};
 pub use self::generator::Generator;
+#[cfg(feature = "graphql")]
 pub use self::graphql::GraphQl;
 pub use self::lookup::EventFilter;
 pub use self::payload::Rating;

@@ -13,6 +13,7 @@ use tower_webhook::event::{EventKind, Timestamp, sample};
 
 use super::api_fault::ApiFault;
 use super::fault::Fault;
+#[cfg(feature = "graphql")]
 use super::graphql::GraphQl;
 use super::portal::{ApiKey, Webhook, WebhookStatus};
 use super::report::{Attempt, EventId, Report};
@@ -207,6 +208,7 @@ impl Sandbox {
 
     /// Returns the Admin API's endpoint as a service; see [`GraphQl`] for an example.
     #[must_use]
+    #[cfg(feature = "graphql")]
     pub fn graphql(&self) -> GraphQl {
         GraphQl::new(Arc::clone(&self.shared))
     }
