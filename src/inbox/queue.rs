@@ -44,13 +44,6 @@ also_for_arc! {
     /// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
     /// line, and neither does one that was redriven after it had left its line.
     ///
-    /// # Replaced events
-    ///
-    /// If a kind [collapses](super::Worker::collapse), [`claim`](Self::claim) and [`settle`](Self::settle) take the newest
-    /// of consecutive events of that kind instead of the first one, in the same step. Those that are snoozed or not due end
-    /// such a run. The others leave the line as [handled](Settlement::Handled), with a last entry in their histories
-    /// whose outcome is `collapsed`.
-    ///
     /// # Fences
     ///
     /// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was

@@ -106,45 +106,6 @@ impl<Q: Queue, S> Worker<Q, S> {
         self
     }
 
-    /// Hands over only the newest of consecutive waiting events of this kind in a chat. Call it once for each such kind.
-    ///
-    /// It is for events that say how something *is*, so that the last one makes the earlier ones superfluous. These are
-    /// settled as handled in the transaction that takes the newest one, and their histories name it. The counter
-    /// `webhook_collapsed_total` has their number.
-    ///
-    /// ```
-    /// use tower_webhook::event::EventKind;
-    /// use tower_webhook::inbox::Inbox;
-    /// use tower_webhook::memory::MemoryQueue;
-    /// # use tower_webhook::EventRouter;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// # let events = EventRouter::new();
-    /// let inbox = Inbox::new(MemoryQueue::new());
-    /// let worker = inbox
-    ///     .worker(events)
-    ///     .collapse(EventKind::CHAT_ASSIGNED)
-    ///     .collapse(EventKind::CHAT_RATED)
-    ///     .spawn();
-    /// # drop(worker);
-    /// # }
-    /// ```
-    ///
-    /// - An event of another kind between them ends the run, so the order between kinds stays. An event without a chat is
-    ///   not replaced.
-    /// - The newest is the one that was accepted last, which may not be the one that happened last. At most 256 events are
-    ///   replaced at a time.
-    /// - An event that is retried is replaced, too, and its history stays with it: the newer one begins with its first
-    ///   attempt. If the newer one fails, or the process crashes, that one is tried again, or one that is newer still.
-    /// - A dead letter is not replaced, and neither is an event that its handler has snoozed, unless it failed before. An
-    ///   event in progress is not, either.
-    /// - Workers that share a queue should have the same kinds here: an event is replaced only if such a worker takes it.
-    pub fn collapse(mut self, kind: EventKind) -> Self {
-        self.rules.collapse.insert(kind);
-        self
-    }
-
     /// Sets when an event is tried again after a failure, and when it becomes a dead letter.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.rules.retry = retry;
@@ -282,10 +243,7 @@ where
         inbox.note_namespace();
         let Inbox { shared, settings } = inbox;
         let namespace = Namespace::of(&settings.limits.namespace);
-        rules.kinds = rules
-            .kinds
-            .within(namespace)
-            .collapsing(rules.collapse.clone());
+        rules.kinds = rules.kinds.within(namespace);
         let permits = Arc::new(Semaphore::new(rules.concurrency));
         let (stop, _) = watch::channel(Stop::No);
         let pool = Arc::new(Pool {
