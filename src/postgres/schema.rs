@@ -18,13 +18,4 @@ pub(crate) const FORMAT: Format = Format {
             include_str!("functions/purge.sql"),
         ),
     }],
-    // All drafts had these columns, and another table of versions.
-    is_draft: "
-        SELECT count(*) = 3
-        FROM pg_attribute AS a
-        JOIN pg_class AS t ON t.oid = a.attrelid
-        JOIN pg_namespace AS n ON n.oid = t.relnamespace
-        WHERE n.nspname = $1 AND (t.relname, a.attname) IN (
-            ('migrations', 'version'), ('migrations', 'applied_at'), ('keys', 'known_until')
-        )",
 };

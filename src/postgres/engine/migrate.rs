@@ -20,8 +20,6 @@ use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 pub(crate) struct Format {
     /// How each version is made of the one before. The first one is version 1.
     pub(crate) migrations: &'static [Migration],
-    /// A query by the name of a schema, which returns whether an unreleased draft of this crate made it.
-    pub(crate) is_draft: &'static str,
 }
 
 /// A version of a schema.
@@ -57,7 +55,7 @@ pub(crate) async fn migrate(pool: &PgPool, schema: &Schema, format: &Format) -> 
     match versions(pool, schema).await {
         Ok(versions) if pending(&versions, schema, format)?.is_empty() => return Ok(()),
         Ok(_) => {}
-        Err(cause) if is_missing(&cause) => refuse_draft(pool, schema, format).await?,
+        Err(cause) if is_missing(&cause) => {}
         Err(cause) => return Err(error(cause, schema)),
     }
 
@@ -101,19 +99,6 @@ async fn versions(
     let sql = schema.sql("SELECT version, lowest_release FROM {schema}.schema_versions ORDER BY 1");
     let versions = sqlx::query_as(AssertSqlSafe(sql));
     versions.fetch_all(executor).await
-}
-
-async fn refuse_draft(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Error> {
-    let is_draft = sqlx::query_scalar(format.is_draft).bind(schema.name());
-    let is_draft = is_draft.fetch_one(pool).await;
-    match is_draft.map_err(|cause| error(cause, schema))? {
-        false => Ok(()),
-        true => Err(foreign(
-            schema,
-            "is of an unreleased draft of tower-webhook, whose keys and events cannot be used: use another schema, or \
-             drop this one",
-        )),
-    }
 }
 
 fn foreign(schema: &Schema, what: &str) -> Error {

@@ -130,7 +130,7 @@ impl PostgresQueue {
     /// # Errors
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
-    /// release that does not let this one use it, by an unreleased draft, or by another program. [`OpenError::kind`]
+    /// release that does not let this one use it, or by another program. [`OpenError::kind`]
     /// distinguishes these, and the error says what to do.
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
