@@ -221,8 +221,7 @@ impl Silence {
             gauge!(LAST_DELIVERY, "kind" => label(&kind)).set(at as f64);
         }
         for (kind, within) in self.expected_now() {
-            let within = within.map_or(f64::INFINITY, |within| within.as_secs_f64());
-            gauge!(EXPECTED, "kind" => label(&kind)).set(within);
+            gauge!(EXPECTED, "kind" => label(&kind)).set(within.as_secs_f64());
         }
     }
 }
