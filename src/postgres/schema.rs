@@ -1,21 +1,19 @@
 //! The schema that the store and the inbox share.
 
-use super::engine::{Format, Migration};
+use super::engine::{Migration, Migrations};
 
 /// The schema, version by version. Until 0.1.0 is published, every change goes into version 1. After that, a version adds
 /// what its release needs, and gives a function that takes or returns something else another name, so that processes of
 /// both releases can run at the same time.
-pub(crate) const FORMAT: Format = Format {
-    migrations: &[Migration {
-        lowest_release: "0.1.0",
-        sql: concat!(
-            include_str!("schema.sql"),
-            include_str!("functions/accept.sql"),
-            include_str!("functions/lanes.sql"),
-            include_str!("functions/claim.sql"),
-            include_str!("functions/settle.sql"),
-            include_str!("functions/person.sql"),
-            include_str!("functions/purge.sql"),
-        ),
-    }],
-};
+pub(crate) const MIGRATIONS: Migrations = &[Migration {
+    lowest_release: "0.1.0",
+    sql: concat!(
+        include_str!("schema.sql"),
+        include_str!("functions/accept.sql"),
+        include_str!("functions/lanes.sql"),
+        include_str!("functions/claim.sql"),
+        include_str!("functions/settle.sql"),
+        include_str!("functions/person.sql"),
+        include_str!("functions/purge.sql"),
+    ),
+}];

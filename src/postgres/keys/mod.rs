@@ -18,7 +18,7 @@ use crate::config::ConfigError;
 use crate::error::Chain;
 use crate::postgres::engine::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::lease::Identity;
-use crate::postgres::schema::FORMAT;
+use crate::postgres::schema::MIGRATIONS;
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
 };
@@ -122,7 +122,7 @@ impl PostgresStore {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.tables.migrate(&FORMAT).await
+        self.tables.migrate(MIGRATIONS).await
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.

@@ -37,7 +37,7 @@ use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
 };
 use crate::postgres::engine::Tables;
-use crate::postgres::schema::FORMAT;
+use crate::postgres::schema::MIGRATIONS;
 use crate::store::{OpenError, StoreError};
 use crate::telemetry::{Count, CountsOf};
 
@@ -135,7 +135,7 @@ impl PostgresQueue {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.shared.database.tables.migrate(&FORMAT).await
+        self.shared.database.tables.migrate(MIGRATIONS).await
     }
 }
 
