@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{Tuning, Work};
 
 use axum::Router;
 use axum::body::Body;

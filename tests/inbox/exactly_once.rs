@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent};
+use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent, Tuning};
 use tower_webhook::inbox::{
     Accept, By, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
 };

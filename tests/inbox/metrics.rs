@@ -11,6 +11,7 @@ use tokio::time::sleep;
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::internal::Tuning;
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::spool::Spool;

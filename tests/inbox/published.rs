@@ -16,7 +16,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent, Tuning};
 use tower_webhook::inbox::{
     Change, EventState, EventSummary, Filter, Inbox, Page, Queue, Retry, Stats,
 };

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
+use tower_webhook::inbox::internal::max_detached;
 use tower_webhook::store::KeyState;
 use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
 
@@ -54,13 +55,12 @@ async fn cancel_everywhere<const DURABLE: bool>(setting: Setting) -> usize {
         let (before, after) = setting.store_yields;
         let store = TestStore::<DURABLE>::yielding(before, after);
         let crm = Crm::new([setting.step]).yielding(setting.handler_yields);
-        let mut layer = Webhooks::new(secret())
-            .store(store.clone())
-            .max_detached(if setting.detaches { 8 } else { 0 });
+        let mut layer = Webhooks::new(secret()).store(store.clone());
         if setting.replay_guard {
             layer = layer.replay_guard();
         }
         let runs = layer.runs();
+        max_detached(&runs, if setting.detaches { 8 } else { 0 });
         let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
 
         let response = service.clone().call(delivery(BODY).key("a"));

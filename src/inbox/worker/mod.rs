@@ -91,18 +91,12 @@ impl<Q: Queue, S> Worker<Q, S> {
     }
 
     /// Takes events of these kinds only. Events of other kinds wait for another worker, and so do the later events of
-    /// their chats. A call replaces earlier calls of `only` and [`except`](Self::except).
+    /// their chats. A call replaces an earlier one.
     ///
     /// By default, a worker takes all kinds. In a rolling deploy, the older version would then settle events of a kind
     /// that only the newer version handles as *ignored*. To prevent that, pass the kinds that have a handler.
     pub fn only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = Kinds::only(kinds);
-        self
-    }
-
-    /// Leaves events of these kinds to another worker. They wait for it, and so do the later events of their chats.
-    pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
-        self.rules.kinds = self.rules.kinds.except(kinds);
         self
     }
 
@@ -184,33 +178,6 @@ impl<Q: Queue, S> Worker<Q, S> {
         Ok(self)
     }
 
-    /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
-    ///
-    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried side
-    /// by side with few others, and alone before their last crash, so that only the event that crashes the process
-    /// becomes a dead letter: see [crashes](crate::docs::inbox#crashes).
-    pub fn max_crashes(mut self, crashes: u32) -> Self {
-        self.rules.max_crashes = crashes.max(1);
-        self
-    }
-
-    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-event-types): 10 by default, and
-    /// from 1 to 10,000. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
-    /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
-    pub fn trip_after(mut self, lanes: usize) -> Self {
-        self.rules.trip_after = lanes.clamp(1, 10_000);
-        self
-    }
-
-    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by
-    /// default, varied by up to a quarter at random, at least 1 millisecond, and at most an hour. Events that this
-    /// process accepts are handled at once, while the worker has room.
-    pub fn poll_every(mut self, interval: Duration) -> Self {
-        let hour = Duration::from_secs(60 * 60);
-        self.rules.poll_every = interval.clamp(Duration::from_millis(1), hour);
-        self
-    }
-
     /// Returns the same worker with another service.
     pub(crate) fn with_service<T>(self, service: T) -> Worker<Q, T> {
         Worker {
@@ -218,6 +185,38 @@ impl<Q: Queue, S> Worker<Q, S> {
             service,
             rules: self.rules,
         }
+    }
+}
+
+/// The settings of a worker that only tests change.
+pub trait Tuning {
+    /// Sets the number of crashes in a row after which an event is a dead letter.
+    #[must_use]
+    fn max_crashes(self, crashes: u32) -> Self;
+
+    /// Sets the number of lanes in which events of a kind fail before it is tripped.
+    #[must_use]
+    fn trip_after(self, lanes: usize) -> Self;
+
+    /// Sets the interval at which a queue that several processes share is asked for events.
+    #[must_use]
+    fn poll_every(self, interval: Duration) -> Self;
+}
+
+impl<Q, S> Tuning for Worker<Q, S> {
+    fn max_crashes(mut self, crashes: u32) -> Self {
+        self.rules.max_crashes = crashes;
+        self
+    }
+
+    fn trip_after(mut self, lanes: usize) -> Self {
+        self.rules.trip_after = lanes;
+        self
+    }
+
+    fn poll_every(mut self, interval: Duration) -> Self {
+        self.rules.poll_every = interval;
+        self
     }
 }
 
@@ -425,19 +424,3 @@ impl Drop for WorkerHandle {
 }
 
 partial_debug!(WorkerHandle);
-
-#[cfg(test)]
-mod tests {
-    use crate::EventRouter;
-    use crate::inbox::Inbox;
-    use crate::memory::MemoryQueue;
-
-    #[test]
-    fn the_number_of_lanes_that_trip_a_kind_is_limited() {
-        let inbox = Inbox::new(MemoryQueue::new());
-        for (given, limit) in [(0, 1), (7, 7), (usize::MAX, 10_000)] {
-            let worker = inbox.worker(EventRouter::new()).trip_after(given);
-            assert_eq!(worker.rules.trip_after, limit);
-        }
-    }
-}

@@ -10,7 +10,7 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
+use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Tuning, Work};
 use tower_webhook::inbox::{
     Accept, Action, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
     WorkerHandle,

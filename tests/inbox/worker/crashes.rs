@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{Kinds, Work};
+use tower_webhook::inbox::internal::{Kinds, Tuning, Work};
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
