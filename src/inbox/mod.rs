@@ -82,6 +82,11 @@ pub mod internal {
     pub use crate::outcome::Settlement;
     pub use crate::telemetry::{Count, CountsOf, Sample, Series, minute_of};
 
+    /// Returns the queue of an inbox.
+    pub fn queue<Q: super::Queue>(inbox: &super::Inbox<Q>) -> &Q {
+        &inbox.shared.queue
+    }
+
     /// Sets how many runs may continue after their client disconnected.
     pub fn max_detached(runs: &crate::execution::Runs, limit: usize) {
         runs.set_limit(limit);

@@ -16,11 +16,11 @@ use crate::telemetry::{Count, CountsOf};
 /// supported, as each feature of the inbox may add a method.
 ///
 /// ```
-/// use tower_webhook::inbox::{By, Inbox, Queue};
+/// use tower_webhook::inbox::{Inbox, Queue};
 /// use tower_webhook::store::StoreError;
 ///
 /// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.queue().pause(None, Some("maintenance"), &By::new("ada")).await
+///     inbox.pause(None, "maintenance").await
 /// }
 /// ```
 #[diagnostic::on_unimplemented(

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{Tuning, Work};
+use tower_webhook::inbox::internal::{self, Tuning, Work};
 
 use axum::Router;
 use axum::body::Body;
@@ -170,7 +170,7 @@ async fn buttons_and_lane_are_updated_with_the_state() {
     let app = Console::new().inbox(inbox.clone()).router();
     let take = take(SECOND);
     inbox.redrive(EventId(3), None).await.unwrap();
-    let claimed = inbox.queue().claim(&take, 1, 0).await.unwrap();
+    let claimed = internal::queue(&inbox).claim(&take, 1, 0).await.unwrap();
     assert_eq!(claimed.events[0].lease.id, EventId(3));
 
     let [buttons, lane] = ["actions", "lane"].map(|part| format!(r#"<div id="{part}" data-live>"#));
