@@ -423,7 +423,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
         idempotency.rules.reject_changed_bodies |= rules.reject_changed_bodies;
         idempotency.rules.replay_guard |= replay_guard;
         let running = Running::new(Work::Inline(idempotency.runs()), &signature);
-        Ok((WebhookLayer::from_layers(signature, idempotency), running))
+        Ok((WebhookLayer::new(signature, idempotency), running))
     }
 }
 

@@ -12,7 +12,7 @@ use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::internal::max_detached;
 use tower_webhook::store::KeyState;
-use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
+use tower_webhook::{EventRouter, Webhooks};
 
 use support::Ready;
 use support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
@@ -139,7 +139,8 @@ async fn dropped_response_leaves_no_key_stuck_with_durable_leases() {
 #[tokio::test(start_paused = true)]
 async fn response_that_is_never_polled_claims_nothing() {
     let (store, crm) = (TestStore::<false>::default(), Crm::default());
-    let mut service = WebhookLayer::with_store(secret(), store.clone())
+    let mut service = Webhooks::new(secret())
+        .store(store.clone())
         .layer(EventRouter::new().on::<ChatRated>(crm.clone()));
     drop(service.call(delivery(BODY).key("a")));
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -150,7 +151,7 @@ async fn response_that_is_never_polled_claims_nothing() {
 #[tokio::test(start_paused = true)]
 async fn detached_run_finishes_and_drain_waits_for_it() {
     let crm = Crm::new([Step::SucceedAfter(Duration::from_secs(20))]);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
 
@@ -169,7 +170,7 @@ async fn detached_run_finishes_and_drain_waits_for_it() {
 #[tokio::test(start_paused = true)]
 async fn dropped_duplicate_does_not_affect_the_run() {
     let crm = Crm::new([Step::SucceedAfter(Duration::from_secs(4))]);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
     let first = send(&service, delivery(BODY).key("a"));

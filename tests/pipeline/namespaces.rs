@@ -5,14 +5,14 @@
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
-use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::{EventRouter, IdempotencyLayer, Secret, Secrets, SignatureLayer, WebhookLayer};
+use tower_webhook::{EventRouter, Secret, Secrets, Webhooks};
 use tracing::Level;
 
+use support::Ready;
 use support::delivery::{Crm, RequestExt, SIGNATURE, delivery, send};
 use support::log::Log;
 
@@ -25,8 +25,9 @@ fn secret(name: &str) -> Secret {
 }
 
 fn receiver(store: &MokaStore, secrets: impl Into<Secrets>, namespace: &str) -> Receiver {
-    let idempotency = IdempotencyLayer::new(store.clone()).namespace(namespace);
-    WebhookLayer::from_layers(SignatureLayer::new(secrets), idempotency)
+    Webhooks::new(secrets)
+        .store(store.clone())
+        .namespace(namespace)
         .layer(EventRouter::new().on::<ChatRated>(Crm::default()))
 }
 

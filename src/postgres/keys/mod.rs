@@ -38,12 +38,12 @@ use crate::store::{
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use sqlx::PgPool;
 /// use tower_webhook::postgres::PostgresStore;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// let pool = PgPool::connect("postgres://app@db.internal/app").await?;
 /// let store = PostgresStore::new(pool);
 /// store.migrate().await?;
-/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
 /// ```
