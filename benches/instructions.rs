@@ -41,9 +41,7 @@ use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{Claim, EventKey, Store};
 use tower_webhook::telemetry::{Observation, Observer};
-use tower_webhook::{
-    Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer, Webhooks,
-};
+use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, Webhooks};
 
 use self::deliveries::{Deliveries, secret};
 use self::events::{Events, take};
@@ -191,8 +189,9 @@ fn routing() -> Counted {
 }
 
 fn pipeline(deliveries: &Deliveries) -> Counted {
-    let layer = WebhookLayer::with_store(secret(), store());
-    sent(layer.layer(router()), deliveries)
+    let webhooks = Webhooks::new(secret()).store(store());
+    let (service, _) = webhooks.start(router()).unwrap();
+    sent(service, deliveries)
 }
 
 /// An observer that does nothing.

@@ -345,30 +345,6 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// The outcome of an event that a newer one has replaced. No attempt has this one.
-    pub(crate) const COLLAPSED: &str = "collapsed";
-    /// What is before the number of the newer event.
-    pub(crate) const INTO: &str = "into event ";
-
-    /// What the history of an event ends with that a newer one has replaced.
-    pub(crate) fn collapsed(into: i64) -> Self {
-        Self {
-            outcome: Self::COLLAPSED.to_owned(),
-            reason: format!("{}{into}", Self::INTO),
-            took: None,
-        }
-    }
-
-    /// The number of the event that has replaced this one.
-    pub fn collapsed_into(&self) -> Option<i64> {
-        let is_collapsed = self.outcome == Self::COLLAPSED;
-        let into = self
-            .reason
-            .strip_prefix(Self::INTO)
-            .filter(|_| is_collapsed);
-        into?.parse().ok()
-    }
-
     /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
     pub(crate) fn contains(&self, text: &str) -> bool {
         let text = text.to_ascii_lowercase();

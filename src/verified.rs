@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -37,17 +37,14 @@ pub struct Verified {
     read: bool,
     /// Whether a layer outside holds a claim for this delivery.
     claimed: bool,
-    /// A digest of the secret that verified it. None without a secret.
-    secret: Option<NonZeroU16>,
 }
 
 impl Verified {
-    pub(crate) fn new(raw: RawDelivery, secret: Option<NonZeroU16>) -> Self {
+    pub(crate) fn new(raw: RawDelivery) -> Self {
         Self {
             raw,
             read: false,
             claimed: false,
-            secret,
         }
     }
 
@@ -86,11 +83,6 @@ impl Verified {
     /// Whether a layer outside holds a claim for this delivery.
     pub(crate) fn is_claimed(&self) -> bool {
         self.claimed
-    }
-
-    /// A digest of the secret that verified it, which distinguishes the few of a store's receivers.
-    pub(crate) fn secret(&self) -> Option<NonZeroU16> {
-        self.secret
     }
 }
 

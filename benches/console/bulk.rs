@@ -12,7 +12,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{JobStep, NewJob, Settlement};
+use tower_webhook::inbox::internal::{self, JobStep, NewJob, Settlement};
 use tower_webhook::inbox::{
     ActionKind, By, EventId, EventState, Failure, Inbox, JobState, Queue, Which,
 };
@@ -38,7 +38,7 @@ pub(crate) async fn measure<Q: Queue + Clone>(
     count: u64,
 ) -> Result<()> {
     let console = Console::new().inbox(inbox.clone()).router();
-    let dead = die(inbox.queue(), count).await?;
+    let dead = die(internal::queue(inbox), count).await?;
     let (redriven, discarded) = dead.split_at(dead.len() / 2);
     let mut table = Table::new(["what", "events/s", "accept p99 ms", "of without"]);
     for (what, events) in [
@@ -49,14 +49,14 @@ pub(crate) async fn measure<Q: Queue + Clone>(
         let (mut took, mut with, mut without) = (Duration::ZERO, Vec::new(), Vec::new());
         for part in events.chunks(events.len().div_ceil(PARTS)) {
             let (time, times) = match what {
-                "export" => beside(inbox.queue(), export(&console, dead.len())).await?,
+                "export" => beside(internal::queue(inbox), export(&console, dead.len())).await?,
                 "redrive" => {
-                    let change = change(inbox.queue(), part, ActionKind::Redrive);
-                    beside(inbox.queue(), change).await?
+                    let change = change(internal::queue(inbox), part, ActionKind::Redrive);
+                    beside(internal::queue(inbox), change).await?
                 }
                 _ => {
-                    let change = change(inbox.queue(), part, ActionKind::Discard);
-                    beside(inbox.queue(), change).await?
+                    let change = change(internal::queue(inbox), part, ActionKind::Discard);
+                    beside(internal::queue(inbox), change).await?
                 }
             };
             took += time;
@@ -65,7 +65,7 @@ pub(crate) async fn measure<Q: Queue + Clone>(
                 sleep(time).await;
                 Ok(())
             };
-            without.extend(beside(inbox.queue(), nothing).await?.1);
+            without.extend(beside(internal::queue(inbox), nothing).await?.1);
         }
         let p99 = quantile(with, 0.99);
         let events = match what {

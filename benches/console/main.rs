@@ -35,7 +35,7 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::Accepted;
+use tower_webhook::inbox::internal::{self, Accepted};
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
@@ -228,7 +228,7 @@ async fn measure_with<Q: Queue + Clone>(
     for round in 0..effort.rounds {
         for part in Part::of_round(round) {
             let is_over = Arc::new(AtomicBool::new(false));
-            let queue = inbox.queue().clone();
+            let queue = internal::queue(inbox).clone();
             let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
             let began = Instant::now();
             while began.elapsed() < effort.time {

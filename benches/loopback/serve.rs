@@ -15,7 +15,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
-use tower::{Layer, Service};
+use tower::Service;
 use tower_webhook::event::ChatClosed;
 use tower_webhook::memory::MokaStore;
 #[cfg(feature = "postgres")]
@@ -25,7 +25,7 @@ use tower_webhook::redis::RedisStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::Store;
-use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Secret, Webhooks};
 
 use crate::machine::Cores;
 use crate::{SECRET, by_hand, parts};
@@ -103,7 +103,8 @@ fn pipeline<S: Store + Clone>(store: S) -> Router {
         Ok(())
     });
     let secret = Secret::new(SECRET).expect("it is not empty");
-    let webhooks = WebhookLayer::with_store(secret, store).layer(events);
+    let webhooks = Webhooks::new(secret).store(store);
+    let (webhooks, _) = webhooks.start(events).expect("the defaults are valid");
     on_axum(webhooks)
 }
 

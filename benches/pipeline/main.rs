@@ -18,7 +18,7 @@ use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::memory::MokaStore;
-use tower_webhook::{Delivery, EventRouter, SignatureLayer, Verified, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, SignatureLayer, Verified, WebhookLayer, Webhooks};
 
 use self::contest::{Contest, Effort};
 use self::deliveries::{Deliveries, secret};
@@ -85,7 +85,8 @@ fn pipeline() -> Pipeline {
         Ok(())
     });
     let store = MokaStore::with_capacity(STORE_CAPACITY);
-    WebhookLayer::with_store(secret(), store).layer(events)
+    let webhooks = Webhooks::new(secret()).store(store);
+    webhooks.start(events).expect("the defaults are valid").0
 }
 
 type Pipeline = <WebhookLayer<MokaStore> as Layer<EventRouter>>::Service;

@@ -14,7 +14,6 @@ use tracing::Instrument;
 use super::detached::{Place, Runs};
 use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
-use super::secrets::NotedSecrets;
 use super::settle::Tries;
 use crate::error::Chain;
 use crate::outcome::Outcome;
@@ -29,7 +28,6 @@ pub(crate) struct Leases<St> {
     pub(crate) runs: Runs,
     pub(crate) observers: Observers,
     pub(super) renewals: Renewals<St>,
-    pub(super) secrets: NotedSecrets,
 }
 
 /// The answer to a claim on a key.
@@ -52,7 +50,6 @@ impl<St: Store> Leases<St> {
             runs: Runs::new(1024),
             observers: Observers::default(),
             renewals: Renewals::default(),
-            secrets: NotedSecrets::default(),
         }
     }
 
@@ -106,7 +103,7 @@ impl<St: Store> Leases<St> {
     }
 
     /// How long a key is claimed at a time.
-    pub(super) fn claimed(&self) -> Duration {
+    fn claimed(&self) -> Duration {
         if St::DURABLE_LEASES {
             self.limits.lease()
         } else {

@@ -32,7 +32,6 @@ pub(crate) struct Given {
     pub(crate) in_flight_wait: Option<Duration>,
     pub(crate) store_timeout: Option<Duration>,
     pub(crate) handler_timeout: Option<Duration>,
-    pub(crate) max_detached: Option<usize>,
 }
 
 /// The defaults in which the pieces differ.
@@ -77,11 +76,6 @@ impl Limits {
         self.lease.unwrap_or_else(|| self.policy.lease())
     }
 
-    /// Returns how many runs may be detached, if a caller set it.
-    pub(crate) fn max_detached(&self) -> Option<usize> {
-        self.given.max_detached
-    }
-
     /// Changes what is given to a value that keeps every promise.
     pub(crate) fn set(&mut self, set: impl FnOnce(&mut Given)) {
         let mut given = std::mem::take(&mut self.given);
@@ -113,7 +107,7 @@ impl Limits {
                 )*})
             };
         }
-        join!(namespace sender_policy retention lease in_flight_wait store_timeout handler_timeout max_detached);
+        join!(namespace sender_policy retention lease in_flight_wait store_timeout handler_timeout);
         joined.and_then(|()| self.check())
     }
 

@@ -12,7 +12,6 @@ mod detached;
 mod lease;
 mod limits;
 mod renewal;
-mod secrets;
 mod settle;
 
 pub(crate) use self::attempt::attempt;

@@ -1,7 +1,7 @@
 //! The claims of one run: on the event's key and, with `replay_guard`, on its body.
 
 use std::future::{Future, poll_fn};
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::task::Poll;
 
@@ -31,9 +31,8 @@ impl<St: Store> Claims<St> {
         let namespace = &leases.limits.namespace;
         let Identity { key, guard } =
             Identity::of(verified.delivery(), namespace, rules.replay_guard);
-        let secret = verified.secret();
         if let Some(id) = key {
-            claims.key = claim(leases, rules, id, Claimant::Key { secret }).await?;
+            claims.key = claim(leases, rules, id, Claimant::Key).await?;
         }
         if let Some(id) = guard {
             match claim(leases, rules, id, Claimant::Body).await {
@@ -43,9 +42,6 @@ impl<St: Store> Claims<St> {
                     return Err(not_claimed);
                 }
             }
-        }
-        if claims.are_held() {
-            leases.note_secret(secret).await;
         }
         Ok(claims)
     }
@@ -92,12 +88,9 @@ impl<St: Store> Claims<St> {
 }
 
 /// What is claimed.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Claimant {
-    Key {
-        /// The secret that verified the delivery.
-        secret: Option<NonZeroU16>,
-    },
+    Key,
     Body,
 }
 
@@ -115,18 +108,16 @@ async fn claim<St: Store>(
             same_body,
         }) => match conflict(rules, of, same_body) {
             // The key's own conflict is known at once. The body's depends on whether the other run succeeds.
-            Some(refusal) if matches!(of, Claimant::Key { .. }) => {
-                Err(NotClaimed::Refused(refusal))
-            }
+            Some(refusal) if of == Claimant::Key => Err(NotClaimed::Refused(refusal)),
             conflict => {
-                log_changed_body(leases, of, same_body).await;
+                log_changed_body(of, same_body);
                 Err(NotClaimed::InFlight(OtherRun::new(id, remaining, conflict)))
             }
         },
         Ok(Claimed::Done { same_body }) => match conflict(rules, of, same_body) {
             Some(refusal) => Err(NotClaimed::Refused(refusal)),
             None => {
-                log_changed_body(leases, of, same_body).await;
+                log_changed_body(of, same_body);
                 Err(NotClaimed::Ended(Outcome::Replayed))
             }
         },
@@ -149,30 +140,16 @@ fn conflict(rules: Rules, of: Claimant, same: bool) -> Option<Refusal> {
     match of {
         _ if same => None,
         Claimant::Body => Some(Refusal::BodyReplayed),
-        Claimant::Key { .. } => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),
+        Claimant::Key => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),
     }
 }
 
-/// Logs a key that was used with another body. If the namespace has seen another secret, the key is most likely that
-/// of another receiver, and the event is lost.
-async fn log_changed_body<St: Store>(leases: &Arc<Leases<St>>, of: Claimant, same: bool) {
-    let Claimant::Key { secret } = of else {
-        return;
-    };
-    if same {
-        return;
-    }
-    // Boxed, since it is rare and would make every run larger.
-    if Box::pin(leases.has_other_secrets(secret)).await {
-        tracing::error!(
-            "the key was used before, with another body, and another secret verifies deliveries in this \
-             namespace: the delivery counts as the same event, and is not handled; if another receiver uses this \
-             store, give each a namespace; if the secret was rotated, this may be a change by the sender"
-        );
-    } else {
+/// Logs a key that was used with another body: the second event is lost if it is that of another receiver.
+fn log_changed_body(of: Claimant, same: bool) {
+    if of == Claimant::Key && !same {
         tracing::warn!(
-            "the key was used before, with another body: the delivery counts as the same event; if another \
-             receiver uses this store, give each a namespace"
+            "the key was used before, with another body: the delivery counts as the same event; check whether another \
+             receiver uses this store, and give each a namespace"
         );
     }
 }

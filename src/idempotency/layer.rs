@@ -192,17 +192,6 @@ impl<St: Store> IdempotencyLayer<St> {
         self.change(|given| given.handler_timeout = Some(timeout))
     }
 
-    /// Sets how many runs may continue after their client disconnected: 1,024 by default.
-    ///
-    /// A run above the limit is dropped, and its event is handled on the platform's next retry. See
-    /// [`runs`](Self::runs).
-    pub fn max_detached(mut self, runs: usize) -> Self {
-        let limits = &mut self.leases.limits;
-        limits.set(|given| given.max_detached = Some(runs));
-        self.leases.runs.set_limit(runs);
-        self
-    }
-
     /// Handles events **without deduplication** while the store fails, instead of answering 503.
     ///
     /// An event may then be handled several times, even concurrently.

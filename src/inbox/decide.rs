@@ -212,7 +212,6 @@ mod tests {
             crashes: 0,
             tried_for,
             uncounted: 0,
-            collapsed: 0,
         }
     }
 

@@ -81,7 +81,6 @@ pub struct Kinds {
     pub(crate) namespace: Namespace,
     only: Option<BTreeSet<EventKind>>,
     except: BTreeSet<EventKind>,
-    collapse: BTreeSet<EventKind>,
 }
 
 impl Kinds {
@@ -112,18 +111,6 @@ impl Kinds {
     #[must_use]
     pub fn within(self, namespace: Namespace) -> Self {
         Self { namespace, ..self }
-    }
-
-    /// Returns the same set, of which events of these kinds are replaced by newer ones when they are taken.
-    #[doc(hidden)]
-    #[must_use]
-    pub fn collapsing(self, collapse: BTreeSet<EventKind>) -> Self {
-        Self { collapse, ..self }
-    }
-
-    /// The kinds whose events are replaced by newer ones.
-    pub(crate) fn collapse(&self) -> &BTreeSet<EventKind> {
-        &self.collapse
     }
 
     /// Whether the set has the events of a kind in a namespace.
@@ -181,12 +168,7 @@ pub struct TakenEvent {
     pub tried_for: Option<Duration>,
     /// The number of attempts that failed without being counted. 200 probes of a tripped kind are as one.
     pub uncounted: u32,
-    /// The number of events that this one has replaced in the same step.
-    pub collapsed: u32,
 }
-
-/// How many events a newer one replaces in one step at most. Each is a row or two that the step changes.
-pub(crate) const MOST_COLLAPSED: u16 = 256;
 
 /// What a queue adds for each failure that does not count, so that the probe of a tripped kind can be a small part of one.
 pub(crate) const UNCOUNTED: u32 = 200;
@@ -206,7 +188,7 @@ pub enum EventState {
     InProgress,
     /// An attempt failed or crashed, and another one follows.
     Retrying,
-    /// The event was handled, or a newer one [replaced](super::Worker::collapse) it.
+    /// The event was handled.
     Handled,
     /// The event had no handler.
     Ignored,

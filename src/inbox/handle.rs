@@ -622,11 +622,6 @@ impl<Q: Queue> Inbox<Q> {
             pause = (2 * pause).min(Duration::from_secs(60));
         }
     }
-
-    /// Returns the queue.
-    pub fn queue(&self) -> &Q {
-        &self.shared.queue
-    }
 }
 
 fn digest(namespace: &str, key: &IdempotencyKey) -> u128 {

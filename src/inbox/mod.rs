@@ -69,7 +69,8 @@ mod trip;
 mod worker;
 mod workers;
 
-/// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
+/// What queues and workers say to each other, and settings that only tests change. No version promise covers it: the
+/// tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
     pub use super::actions::{JobLease, JobStep, NewJob};
@@ -77,8 +78,19 @@ pub mod internal {
     pub use super::jobs::{Scope, Seen};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
+    pub use super::worker::Tuning;
     pub use crate::outcome::Settlement;
     pub use crate::telemetry::{Count, CountsOf, Sample, Series, minute_of};
+
+    /// Returns the queue of an inbox.
+    pub fn queue<Q: super::Queue>(inbox: &super::Inbox<Q>) -> &Q {
+        &inbox.shared.queue
+    }
+
+    /// Sets how many runs may continue after their client disconnected.
+    pub fn max_detached(runs: &crate::execution::Runs, limit: usize) {
+        runs.set_limit(limit);
+    }
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};

@@ -16,11 +16,11 @@ use crate::telemetry::{Count, CountsOf};
 /// supported, as each feature of the inbox may add a method.
 ///
 /// ```
-/// use tower_webhook::inbox::{By, Inbox, Queue};
+/// use tower_webhook::inbox::{Inbox, Queue};
 /// use tower_webhook::store::StoreError;
 ///
 /// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.queue().pause(None, Some("maintenance"), &By::new("ada")).await
+///     inbox.pause(None, "maintenance").await
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -43,13 +43,6 @@ also_for_arc! {
     /// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
     /// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
     /// line, and neither does one that was redriven after it had left its line.
-    ///
-    /// # Replaced events
-    ///
-    /// If a kind [collapses](super::Worker::collapse), [`claim`](Self::claim) and [`settle`](Self::settle) take the newest
-    /// of consecutive events of that kind instead of the first one, in the same step. Those that are snoozed or not due end
-    /// such a run. The others leave the line as [handled](Settlement::Handled), with a last entry in their histories
-    /// whose outcome is `collapsed`.
     ///
     /// # Fences
     ///

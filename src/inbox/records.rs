@@ -334,8 +334,7 @@ pub struct EventRecord {
     /// The headers of the delivery that were [kept](super::Inbox::keep_headers). They are deleted with the body.
     pub headers: HeaderMap,
     /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
-    /// keep only the latest ones: those of this crate keep 100. If a newer event [replaced](super::Worker::collapse) this
-    /// one, the last entry says so: its outcome is `collapsed`.
+    /// keep only the latest ones: those of this crate keep 100.
     pub failures: Vec<PastFailure>,
 }
 

@@ -2,7 +2,7 @@
 //! failed (`OnFailure`).
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::event::Kinds;
@@ -23,7 +23,6 @@ pub enum OnFailure {
 pub(super) struct Rules {
     pub(super) concurrency: usize,
     pub(super) kinds: Kinds,
-    pub(super) collapse: BTreeSet<EventKind>,
     pub(super) retry: Retry,
     pub(super) on_failure: OnFailure,
     pub(super) on_failure_of: BTreeMap<EventKind, OnFailure>,
@@ -38,7 +37,6 @@ impl Default for Rules {
         Self {
             concurrency: 32,
             kinds: Kinds::all(),
-            collapse: BTreeSet::new(),
             retry: Retry::default(),
             on_failure: OnFailure::default(),
             on_failure_of: BTreeMap::new(),

@@ -1,30 +1,19 @@
 //! The schema that the store and the inbox share.
 
-use super::engine::{Format, Migration};
+use super::engine::{Migration, Migrations};
 
 /// The schema, version by version. Until 0.1.0 is published, every change goes into version 1. After that, a version adds
 /// what its release needs, and gives a function that takes or returns something else another name, so that processes of
 /// both releases can run at the same time.
-pub(crate) const FORMAT: Format = Format {
-    migrations: &[Migration {
-        lowest_release: "0.1.0",
-        sql: concat!(
-            include_str!("schema.sql"),
-            include_str!("functions/accept.sql"),
-            include_str!("functions/lanes.sql"),
-            include_str!("functions/claim.sql"),
-            include_str!("functions/settle.sql"),
-            include_str!("functions/person.sql"),
-            include_str!("functions/purge.sql"),
-        ),
-    }],
-    // All drafts had these columns, and another table of versions.
-    is_draft: "
-        SELECT count(*) = 3
-        FROM pg_attribute AS a
-        JOIN pg_class AS t ON t.oid = a.attrelid
-        JOIN pg_namespace AS n ON n.oid = t.relnamespace
-        WHERE n.nspname = $1 AND (t.relname, a.attname) IN (
-            ('migrations', 'version'), ('migrations', 'applied_at'), ('keys', 'known_until')
-        )",
-};
+pub(crate) const MIGRATIONS: Migrations = &[Migration {
+    lowest_release: "0.1.0",
+    sql: concat!(
+        include_str!("schema.sql"),
+        include_str!("functions/accept.sql"),
+        include_str!("functions/lanes.sql"),
+        include_str!("functions/claim.sql"),
+        include_str!("functions/settle.sql"),
+        include_str!("functions/person.sql"),
+        include_str!("functions/purge.sql"),
+    ),
+}];

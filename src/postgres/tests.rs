@@ -21,8 +21,8 @@ use tokio::time::{sleep, timeout};
 use self::database::count;
 pub(super) use self::database::{Database, execute};
 use self::program::{PATIENCE, Peer, say};
-use super::engine::{Format, Migration, Tables};
-use super::schema::FORMAT;
+use super::engine::{Migration, Migrations, Tables};
+use super::schema::MIGRATIONS;
 use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
@@ -32,59 +32,49 @@ use crate::inbox::records::Records;
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
-async fn migrate(database: &Database, format: &Format) -> Result<(), Error> {
-    Tables::new(database.pool(1).await).migrate(format).await
+async fn migrate(database: &Database, migrations: Migrations) -> Result<(), Error> {
+    Tables::new(database.pool(1).await)
+        .migrate(migrations)
+        .await
 }
 
 /// Something that a later release adds, which this one can do without.
-const NEXT: Format = Format {
-    migrations: &[
-        FORMAT.migrations[0],
-        Migration {
-            lowest_release: "0.1.0",
-            sql: "ALTER TABLE {schema}.keys ADD COLUMN note text;
+const NEXT: Migrations = &[
+    MIGRATIONS[0],
+    Migration {
+        lowest_release: "0.1.0",
+        sql: "ALTER TABLE {schema}.keys ADD COLUMN note text;
                 ALTER TABLE {schema}.head ADD COLUMN note text DEFAULT 'none';
                 CREATE TABLE {schema}.notes (id bigint PRIMARY KEY);",
-        },
-    ],
-    ..FORMAT
-};
+    },
+];
 
 /// As [`NEXT`], in a statement that lasts for a while.
-const SLOW: Format = Format {
-    migrations: &[
-        FORMAT.migrations[0],
-        Migration {
-            sql: "ALTER TABLE {schema}.keys ADD COLUMN note text; SELECT pg_sleep(2);",
-            ..NEXT.migrations[1]
-        },
-    ],
-    ..FORMAT
-};
+const SLOW: Migrations = &[
+    MIGRATIONS[0],
+    Migration {
+        sql: "ALTER TABLE {schema}.keys ADD COLUMN note text; SELECT pg_sleep(2);",
+        ..NEXT[1]
+    },
+];
 
 /// What this release cannot use any more.
-const BREAKING: Format = Format {
-    migrations: &[
-        FORMAT.migrations[0],
-        NEXT.migrations[1],
-        Migration {
-            lowest_release: "999.1.0",
-            sql: "ALTER TABLE {schema}.keys RENAME COLUMN note TO remark",
-        },
-    ],
-    ..FORMAT
-};
+const BREAKING: Migrations = &[
+    MIGRATIONS[0],
+    NEXT[1],
+    Migration {
+        lowest_release: "999.1.0",
+        sql: "ALTER TABLE {schema}.keys RENAME COLUMN note TO remark",
+    },
+];
 
-const BROKEN: Format = Format {
-    migrations: &[
-        FORMAT.migrations[0],
-        Migration {
-            sql: "CREATE TABLE {schema}.notes (id bigint); INSERT INTO {schema}.nowhere VALUES (1);",
-            ..NEXT.migrations[1]
-        },
-    ],
-    ..FORMAT
-};
+const BROKEN: Migrations = &[
+    MIGRATIONS[0],
+    Migration {
+        sql: "CREATE TABLE {schema}.notes (id bigint); INSERT INTO {schema}.nowhere VALUES (1);",
+        ..NEXT[1]
+    },
+];
 
 const VERSIONS: &str = "SELECT count(*) FROM tower_webhook.schema_versions";
 
@@ -158,7 +148,7 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
     };
     let upgrade = async {
         sleep(Duration::from_millis(100)).await;
-        migrate(&database, &NEXT).await.unwrap();
+        migrate(&database, NEXT).await.unwrap();
         is_upgraded.store(true, Ordering::SeqCst);
     };
     let (number, ()) = tokio::join!(work, upgrade);
@@ -172,7 +162,7 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
     // A replica of version 1 restarts, or is deployed again.
     let older = Process::start(&database).await;
     older.work(number).await;
-    migrate(&database, &NEXT).await.unwrap();
+    migrate(&database, NEXT).await.unwrap();
     assert_eq!(count(&pool, VERSIONS).await, 2);
 }
 
@@ -180,7 +170,7 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
 #[tokio::test(flavor = "multi_thread")]
 async fn functions_are_not_compiled() {
     let database = Database::create().await;
-    migrate(&database, &FORMAT).await.unwrap();
+    migrate(&database, MIGRATIONS).await.unwrap();
     let compiled = "SELECT coalesce(string_agg(proname, ', '), '') FROM pg_proc
         WHERE pronamespace = 'tower_webhook'::regnamespace AND NOT 'jit=off' = ANY (coalesce(proconfig, '{}'))
             AND (proname = 'size' OR 'enable_seqscan=off' = ANY (proconfig))";
@@ -192,9 +182,9 @@ async fn functions_are_not_compiled() {
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_start_at_once_upgrade_once() {
     let database = Database::create().await;
-    migrate(&database, &FORMAT).await.unwrap();
+    migrate(&database, MIGRATIONS).await.unwrap();
     let upgrades = (0..8).map(|at| {
-        let format = if at % 2 == 0 { &NEXT } else { &FORMAT };
+        let format = if at % 2 == 0 { NEXT } else { MIGRATIONS };
         migrate(&database, format)
     });
     for upgrade in futures_util::future::join_all(upgrades).await {
@@ -207,9 +197,9 @@ async fn replicas_that_start_at_once_upgrade_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schema_that_this_release_cannot_use_is_refused() {
     let database = Database::create().await;
-    migrate(&database, &BREAKING).await.unwrap();
+    migrate(&database, BREAKING).await.unwrap();
     let pool = database.pool(1).await;
-    for format in [&FORMAT, &NEXT] {
+    for format in [MIGRATIONS, NEXT] {
         let error = migrate(&database, format).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NewerSchema);
         let message = error.to_string();
@@ -223,21 +213,21 @@ async fn a_schema_that_this_release_cannot_use_is_refused() {
 async fn a_step_that_fails_leaves_the_schema_as_it_was() {
     let database = Database::create().await;
     let process = Process::start(&database).await;
-    let error = migrate(&database, &BROKEN).await.unwrap_err();
+    let error = migrate(&database, BROKEN).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let pool = database.pool(1).await;
     assert_eq!(count(&pool, VERSIONS).await, 1);
     let notes = "SELECT count(*) FROM pg_class WHERE relname = 'notes'";
     assert_eq!(count(&pool, notes).await, 0);
     process.work(0).await;
-    migrate(&database, &NEXT).await.unwrap();
+    migrate(&database, NEXT).await.unwrap();
     process.work(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly() {
     let database = Database::create().await;
-    migrate(&database, &FORMAT).await.unwrap();
+    migrate(&database, MIGRATIONS).await.unwrap();
     let pool = database.pool(4).await;
     let mut busy = pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE tower_webhook.keys IN ROW EXCLUSIVE MODE")
@@ -255,7 +245,7 @@ async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly(
         assert_eq!(count(&pool, VERSIONS).await, 1);
         busy.rollback().await.unwrap();
     };
-    let (upgraded, ()) = tokio::join!(migrate(&database, &NEXT), looks);
+    let (upgraded, ()) = tokio::join!(migrate(&database, NEXT), looks);
     upgraded.unwrap();
 }
 
@@ -265,7 +255,7 @@ async fn a_migration_that_stands_still_is_given_up() {
     const TEST: &str = "a_migration_that_stands_still_is_given_up";
 
     if let Some(url) = Peer::argument() {
-        let migrated = migrate(&Database { url }, &SLOW).await;
+        let migrated = migrate(&Database { url }, SLOW).await;
         return say(format!("{migrated:?}"));
     }
     let database = Database::create().await;
@@ -281,7 +271,7 @@ async fn a_migration_that_stands_still_is_given_up() {
     frozen.signal(Signal::SIGSTOP);
 
     let began = Instant::now();
-    migrate(&database, &NEXT).await.unwrap();
+    migrate(&database, NEXT).await.unwrap();
     process.work(0).await;
     let took = began.elapsed();
     assert!(

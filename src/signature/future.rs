@@ -348,8 +348,7 @@ fn read(
             .as_ref()
             .map(|secret| (secret.index, secret.label.as_deref())),
     );
-    let digest = secret.map(|secret| secret.digest);
-    Ok(Read::Event(Verified::new(delivery, digest)))
+    Ok(Read::Event(Verified::new(delivery)))
 }
 
 partial_debug!([S: Service<Request<Verified>>, B] ResponseFuture<S, B>);

@@ -170,7 +170,7 @@ impl Secret {
         self.label.as_ref()
     }
 
-    /// Distinguishes the few secrets of the receivers of one store, independently of a set's order.
+    /// Distinguishes the few secrets of a set, independently of their order.
     ///
     /// Its 16 bits reveal nothing useful of 20 random bytes; of a guessable secret they exclude all but every 65,536th
     /// guess.
@@ -187,7 +187,7 @@ impl Secret {
         self.others.sha1.clone()
     }
 
-    /// This secret as a public key, which stands in its place and is logged and remembered by this digest.
+    /// This secret as a public key, which stands in its place and is logged by this digest.
     #[cfg(feature = "public-keys")]
     pub(super) fn with_public(self, key: Verifying, digest: NonZeroU16) -> Self {
         let others = Others {

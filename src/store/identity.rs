@@ -87,10 +87,8 @@ pub(crate) enum KeySpace {
     Bodies = 1,
     /// Keys that are inserted by the transaction of their handler.
     Transactions = 2,
-    /// Digests of the secrets that verified deliveries.
-    Secrets = 3,
     /// Deliveries that a spool forwards under another key than the sender's.
-    Spooled = 4,
+    Spooled = 3,
 }
 
 /// The digest of a body, the same in every process and release.

@@ -32,7 +32,7 @@ pub enum OpenErrorKind {
     /// The server or the file system works, but cannot keep what a store promises: it is too old, a
     /// replica or part of a cluster, evicts keys, or has no locks.
     Unsuitable,
-    /// The file or schema belongs to another program, or to an unreleased draft of this one.
+    /// The file or schema belongs to another program.
     Foreign,
     /// A later release has changed the schema, and this one cannot use it.
     NewerSchema,

@@ -76,7 +76,6 @@ metrics! {
     describe_histogram ATTEMPT_DURATION = "webhook_attempt_duration_seconds", Seconds, "Duration of an attempt.";
     describe_histogram START_DELAY = "webhook_start_delay_seconds", Seconds, "Time from the acceptance of an event by an inbox to the start of an attempt.";
     describe_counter DEAD_LETTERS = "webhook_dead_letters_total", Count, "Events that became dead letters, or were accepted as such.";
-    describe_counter COLLAPSED = "webhook_collapsed_total", Count, "Events that were replaced by a newer one without an attempt.";
     describe_counter LEASES_LOST = "webhook_leases_lost_total", Count, "Attempts whose lease was lost.";
     describe_counter DETACHED = "webhook_detached_total", Count, "Attempts that continued after their client disconnected.";
     describe_histogram CALL_DURATION = "webhook_call_duration_seconds", Seconds, "Duration of a call of the store or the queue.";
@@ -169,10 +168,6 @@ impl Observer for Metrics {
             }
             Observation::Call(ended) => call(ended),
             Observation::Detached => counter!(DETACHED).increment(1),
-            Observation::Collapsed { kind, events } => {
-                let kind = label(&self.kinds.bounded(kind));
-                counter!(COLLAPSED, "kind" => kind).increment(u64::from(*events));
-            }
             Observation::Tripped { kind, is_tripped } => {
                 let kind = label(&self.kinds.bounded(kind));
                 gauge!(TRIPPED, "kind" => kind).set(f64::from(u8::from(*is_tripped)));
@@ -226,8 +221,7 @@ impl Silence {
             gauge!(LAST_DELIVERY, "kind" => label(&kind)).set(at as f64);
         }
         for (kind, within) in self.expected_now() {
-            let within = within.map_or(f64::INFINITY, |within| within.as_secs_f64());
-            gauge!(EXPECTED, "kind" => label(&kind)).set(within);
+            gauge!(EXPECTED, "kind" => label(&kind)).set(within.as_secs_f64());
         }
     }
 }

@@ -132,14 +132,6 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// A worker took an event that has replaced earlier ones of its chat, which are [settled without an
-    /// attempt](crate::inbox::Worker::collapse).
-    Collapsed {
-        /// The kind.
-        kind: &'a EventKind,
-        /// The number of events that were replaced.
-        events: u32,
-    },
     /// Events of a kind failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-event-types).
     Tripped {
         /// The kind.

@@ -320,10 +320,7 @@ impl Observer for Recent {
                 };
                 lock(&self.shared.state).verified.add(problem, MOST);
             }
-            Observation::Call(_)
-            | Observation::Detached
-            | Observation::Collapsed { .. }
-            | Observation::Tripped { .. } => {}
+            Observation::Call(_) | Observation::Detached | Observation::Tripped { .. } => {}
         }
     }
 

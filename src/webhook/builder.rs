@@ -178,7 +178,6 @@ impl<T> Webhooks<T> {
 
     fn with_target<U>(mut self, target: U) -> Webhooks<U> {
         self.shared.given.in_flight_wait = None;
-        self.shared.given.max_detached = None;
         self.shared.rules.handle_without_store = false;
         Webhooks {
             shared: self.shared,
@@ -368,13 +367,6 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
         self
     }
 
-    /// Sets how many runs may continue after their client disconnected: 1,024 by default. See
-    /// [`IdempotencyLayer::max_detached`].
-    pub fn max_detached(mut self, runs: usize) -> Self {
-        self.shared.given.max_detached = Some(runs);
-        self
-    }
-
     /// Handles events **without deduplication** while the store fails, instead of answering 503. An event may then be
     /// handled several times, even concurrently.
     pub fn dangerously_handle_without_store(mut self) -> Self {
@@ -427,14 +419,11 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
             &mut leases.observers,
             |_| "IdempotencyLayer",
         )?;
-        if let Some(runs) = leases.limits.max_detached() {
-            leases.runs.set_limit(runs);
-        }
         idempotency.rules.handle_without_store |= rules.handle_without_store;
         idempotency.rules.reject_changed_bodies |= rules.reject_changed_bodies;
         idempotency.rules.replay_guard |= replay_guard;
         let running = Running::new(Work::Inline(idempotency.runs()), &signature);
-        Ok((WebhookLayer::from_layers(signature, idempotency), running))
+        Ok((WebhookLayer::new(signature, idempotency), running))
     }
 }
 

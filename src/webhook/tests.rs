@@ -170,14 +170,6 @@ async fn value_here_and_another_on_a_piece_are_refused_with_both() {
         both("retention", "1209600s", "864000s", "IdempotencyLayer")
     );
     assert_eq!(
-        refusal(
-            new()
-                .idempotency(idempotency().max_detached(2))
-                .max_detached(1)
-        ),
-        both("max_detached", "1", "2", "IdempotencyLayer")
-    );
-    assert_eq!(
         refusal(new().namespace("").inbox(inbox().namespace("crm"))),
         both("namespace", r#""""#, r#""crm""#, "Inbox")
     );

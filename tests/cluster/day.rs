@@ -15,7 +15,7 @@ use tokio::time::{Instant, advance, sleep, sleep_until};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::event::Timestamp;
-use tower_webhook::inbox::internal::forget_all;
+use tower_webhook::inbox::internal::{Tuning, forget_all};
 use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Records, Retry, WorkerHandle};
 use tower_webhook::{EventKind, HandlerError, Outcome, RawDelivery, Secret, SignatureLayer};
 use tower_webhook_sandbox::{

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{self, Tuning, Work};
 
 use axum::Router;
 use axum::body::Body;
@@ -163,27 +163,6 @@ async fn a_payload_has_its_order_and_readable_times() {
     page.shows(&format!("{}{time}{}", shown[0], shown[1]));
 }
 
-/// With payloads hidden, too. It is no failure, and not among those that failed.
-#[tokio::test(start_paused = true)]
-async fn replaced_events_lead_to_the_event_that_replaced_them() {
-    let inbox = four_events().await;
-    sleep(DAY).await;
-    let mut take = take(DAY);
-    take.kinds = take.kinds.collapsing([EventKind::CHAT_RATED].into());
-    let claims = inbox.queue().claim(&take, 1, 0).await.unwrap();
-    assert_eq!(claims.events[0].collapsed, 1);
-    let consoles = [Console::new(), Console::new().hide_payloads()];
-    for console in consoles {
-        let app = console.inbox(inbox.clone()).router();
-        let link = r#"<b>collapsed</b> into <a href="/events/4">event 4</a>"#;
-        get(&app, "/events/3").await.is(200).shows(link);
-        get(&app, "/events?state=handled").await.shows(link);
-        get(&app, "/events?state=failed")
-            .await
-            .hides(r#"href="/events/3""#);
-    }
-}
-
 /// A page that was opened during an attempt gets its buttons when that ends, and loses a lane that is not blocked any more.
 #[tokio::test(start_paused = true)]
 async fn buttons_and_lane_are_updated_with_the_state() {
@@ -191,7 +170,7 @@ async fn buttons_and_lane_are_updated_with_the_state() {
     let app = Console::new().inbox(inbox.clone()).router();
     let take = take(SECOND);
     inbox.redrive(EventId(3), None).await.unwrap();
-    let claimed = inbox.queue().claim(&take, 1, 0).await.unwrap();
+    let claimed = internal::queue(&inbox).claim(&take, 1, 0).await.unwrap();
     assert_eq!(claimed.events[0].lease.id, EventId(3));
 
     let [buttons, lane] = ["actions", "lane"].map(|part| format!(r#"<div id="{part}" data-live>"#));

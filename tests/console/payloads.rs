@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
-use tower_webhook::inbox::internal::{Accepted, NewEvent};
+use tower_webhook::inbox::internal::{self, Accepted, NewEvent};
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::{EventKind, RawDelivery};
 use tower_webhook_console::Console;
@@ -76,7 +76,7 @@ async fn searches_on<Q: Queue>(inbox: Inbox<Q>) {
             delivery,
             ..new_event(EventKind::CHAT_CLOSED, "{}")
         };
-        match inbox.queue().accept(event, None).await.unwrap() {
+        match internal::queue(&inbox).accept(event, None).await.unwrap() {
             Accepted::New { .. } => {}
             other => panic!("{other:?}"),
         }

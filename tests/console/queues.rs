@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{Accepted, NewEvent};
+use tower_webhook::inbox::internal::{self, Accepted, NewEvent};
 use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Lane, Page, Queue};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 use tower_webhook_console::Console;
@@ -403,7 +403,7 @@ async fn exports<Q: Queue>(inbox: Inbox<Q>) {
             chat: Some(text.to_owned()),
             ..dead_letter(EventKind::CHAT_CLOSED, 0, text)
         };
-        inbox.queue().accept(event, None).await.unwrap();
+        internal::queue(&inbox).accept(event, None).await.unwrap();
     }
     let console = || Console::new().inbox(inbox.clone()).read_only();
     let app = console().router();
@@ -497,7 +497,7 @@ async fn exports<Q: Queue>(inbox: Inbox<Q>) {
             delivery: RawDelivery::new(EventKind::CHAT_ASSIGNED, body),
             ..dead_letter(EventKind::CHAT_ASSIGNED, n, "large")
         };
-        inbox.queue().accept(event, None).await.unwrap();
+        internal::queue(&inbox).accept(event, None).await.unwrap();
     }
     let (_, parts) = download(&app, "/export?kind=chat-assigned&format=jsonl").await;
     let sizes: Vec<_> = parts.iter().map(|part| part.lines().count()).collect();
@@ -516,7 +516,7 @@ fn field(at: SystemTime) -> String {
 /// Adds a dead letter.
 async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> EventId {
     let event = dead_letter(kind, n, "the CRM is down");
-    match inbox.queue().accept(event, None).await.unwrap() {
+    match internal::queue(inbox).accept(event, None).await.unwrap() {
         Accepted::New { id, .. } => id,
         other => panic!("{other:?}"),
     }

@@ -3,17 +3,17 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
-use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind, sample};
-use tower_webhook::{EventRouter, Secret, WebhookLayer};
+use tower_webhook::{EventRouter, Secret, Webhooks};
 
+use support::Ready;
 use support::delivery::{Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, send};
 use support::program::installed;
 
 /// Delivers a body with a given signature.
 async fn deliver(secret: &Secret, body: &[u8], tag: &str) -> Answered {
     let router = EventRouter::new().on::<ChatRated>(Crm::default());
-    let service = WebhookLayer::new(secret.clone()).layer(router);
+    let service = Webhooks::new(secret.clone()).layer(router);
     send(&service, delivery(body.to_vec()).with(SIGNATURE, tag)).await
 }
 

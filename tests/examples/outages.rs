@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{self, Work};
 use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
@@ -668,7 +668,12 @@ async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
     it.firing(&["WebhookOldestWaiting"]);
     operator.resume(None).await.unwrap();
     it.stop("a");
-    it.start(Receiver::with_inbox("a", operator.queue(), &crm, 14 * HOUR));
+    it.start(Receiver::with_inbox(
+        "a",
+        internal::queue(&operator),
+        &crm,
+        14 * HOUR,
+    ));
     it.run(5 * MINUTE, 6.0).await;
     (it, vec!["WebhookOldestWaiting"])
 }

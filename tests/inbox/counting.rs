@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::Layer;
-use tower_webhook::inbox::internal::{Count, CountsOf, Series, Work, minute_of};
+use tower_webhook::inbox::internal::{self, Count, CountsOf, Series, Work, minute_of};
 use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
 use tower_webhook::signature::Signature;
 use tower_webhook::sqlite::SqliteQueue;
@@ -71,7 +71,7 @@ impl Receiver {
         let of = CountsOf::new([series], now - 10..now + 10)
             .bucket(60)
             .by_process();
-        let counts: Vec<Count> = self.inbox.queue().counts(&of).await.unwrap();
+        let counts: Vec<Count> = internal::queue(&self.inbox).counts(&of).await.unwrap();
         counts.iter().map(|count| count.number).sum()
     }
 }

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent};
+use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent, Tuning};
 use tower_webhook::inbox::{
     Accept, By, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
 };
@@ -160,43 +160,6 @@ async fn equal_keys_of_two_namespaces_are_two_events() {
     for worker in workers {
         end(worker).await;
     }
-}
-
-/// Those before it are settled by the claims, one after a failure and one after a commit.
-#[tokio::test(flavor = "multi_thread")]
-async fn only_the_newest_event_has_an_effect_where_others_are_replaced() {
-    let app = App::start().await;
-    let (fails, succeeds) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
-    let steps = [
-        Step::FailWhen(fails.clone()),
-        Step::SucceedWhen(succeeds.clone()),
-    ];
-    let crm = TransactionalCrm::new(steps);
-    let worker = app.worker(&crm).collapse(EventKind::CHAT_RATED).spawn();
-    let accept = async |n: i64| {
-        let event = delivery(format!(r#"{{"id":"chat","rating":{n}}}"#)).key(&n.to_string());
-        send(&app.webhooks(), event).await.assert_ok();
-    };
-    for n in 1..=3 {
-        accept(n).await;
-    }
-    crm.running(1).await;
-    fails.add_permits(1);
-    crm.running(2).await;
-    for n in 4..=6 {
-        accept(n).await;
-    }
-    succeeds.add_permits(1);
-    eventually("all", async || app.handled().await.0 == 6).await;
-    end(worker).await;
-    assert_eq!(
-        app.handled().await,
-        (6, 2),
-        "handled, and in a commit of an effect"
-    );
-    let newest = "SELECT count(*) FROM effects WHERE n IN (3, 6)";
-    assert_eq!((app.effects().await, app.count(newest).await), (2, 2));
-    assert_eq!(crm.runs(), 3);
 }
 
 /// Without waiting for the next time at which the worker asks the queue.

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Work};
+use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Tuning, Work};
 use tower_webhook::inbox::{By, Change, EventId, EventState, Inbox, Queue, Records, Retry};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
@@ -155,7 +155,7 @@ async fn limits_without_an_end_end_no_task() {
         .give_up_after(Duration::MAX);
     let worker = inbox
         .worker(crm.router())
-        .poll_every(Duration::MAX)
+        .poll_every(365 * DAY)
         .trip_after(usize::MAX)
         .retry(retry)
         .handler_timeout(Duration::MAX)

@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent, Work};
+use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent, Tuning, Work};
 use tower_webhook::inbox::{By, EventId, Inbox, Lane, OnFailure, Records, Retry};
 use tower_webhook::store::EventKey;
 use tower_webhook::{HandlerError, IdempotencyKey, Outcome, RawDelivery};
@@ -96,7 +96,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
         inbox
             .worker(service.clone())
             .concurrency(4)
-            .except([FOREIGN])
+            .only([PLAIN, SKIPPED])
             .retry(Retry::default().delays(SECOND, 20 * SECOND))
             .on_failure_of(SKIPPED, OnFailure::Skip)
             .max_crashes(MAX_CRASHES)

@@ -16,7 +16,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::internal::{self, Settled, Settlement, Take, TakenEvent, Tuning};
 use tower_webhook::inbox::{
     Change, EventState, EventSummary, Filter, Inbox, Page, Queue, Retry, Stats,
 };
@@ -107,7 +107,7 @@ async fn solid_queue_761() {
         for n in 0..12 {
             send(&webhooks, event("a", n)).await.assert_ok();
         }
-        let queue = inbox.queue();
+        let queue = internal::queue(&inbox);
         let late = claimed(queue, &take(BRIEF)).await;
         let mut holder = claimed(queue, &take(HELD)).await;
         assert_eq!(late.lease.id, holder.lease.id);
@@ -210,7 +210,7 @@ async fn dbos_transact_py_742() {
     async fn rule<H: Harness>(harness: &H) {
         let inbox = Inbox::new(harness.open().await);
         send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
-        let died = claimed(inbox.queue(), &take(BRIEF)).await;
+        let died = claimed(internal::queue(&inbox), &take(BRIEF)).await;
         let handles = join_all((0..8).map(|_| harness.open())).await;
         let held = take(HELD);
         let rush = || async {
@@ -250,7 +250,7 @@ async fn river_1105() {
         let webhooks = webhooks(&inbox);
         let newer = delivery(r#"{"id":"new"}"#).kind("chat-closed").key("new");
         send(&webhooks, newer).await.assert_ok();
-        let taken = claimed(inbox.queue(), &take(BRIEF)).await;
+        let taken = claimed(internal::queue(&inbox), &take(BRIEF)).await;
 
         // It rescues its own kind, and would make a dead letter of the first crash.
         let crm = NotingCrm::default();
@@ -330,7 +330,7 @@ async fn procrastinate_1518() {
         let before = Inbox::new(harness.open().await);
         for chat in ["a", "b"] {
             send(&webhooks(&before), event(chat, 1)).await.assert_ok();
-            claimed(before.queue(), &take(2 * BRIEF)).await;
+            claimed(internal::queue(&before), &take(2 * BRIEF)).await;
         }
         drop(before);
 
@@ -368,7 +368,7 @@ async fn procrastinate_1518() {
 async fn pg_boss_849() {
     async fn rule<H: Harness>(harness: &H) {
         let inbox = Inbox::new(harness.open().await);
-        let (queue, webhooks) = (inbox.queue(), webhooks(&inbox));
+        let (queue, webhooks) = (internal::queue(&inbox), webhooks(&inbox));
         for (chat, blocked_by) in [
             ("retried", Some(retry(HELD))),
             ("held", Some(dead(true))),
@@ -629,7 +629,7 @@ async fn river_78_with_a_blocked_thread() {
 async fn que_429() {
     async fn rule<H: Harness>(harness: &H) {
         let before = Inbox::new(harness.open().await);
-        let queue = before.queue();
+        let queue = internal::queue(&before);
         let webhooks = webhooks(&before);
         let mut taken = HashMap::new();
         for chat in [
@@ -697,7 +697,7 @@ async fn breeze_4095() {
     async fn rule<H: Harness>(harness: &H) {
         const EVENTS: usize = 100;
         let inbox = Inbox::new(FaultyQueue::new(harness.open().await));
-        let faults = &inbox.queue().faults;
+        let faults = &internal::queue(&inbox).faults;
         let webhooks = webhooks(&inbox);
         let chat = |n: usize| format!("chat-{}", n % 7);
         let crm = NotingCrm::default();

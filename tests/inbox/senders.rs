@@ -14,6 +14,7 @@ use support::lock;
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
+use tower_webhook::inbox::internal;
 use tower_webhook::inbox::{Accept, EventId, EventState, Filter, Inbox, Page, Queue, Retry};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -199,7 +200,7 @@ impl<Q: Queue + Clone> Senders<Q> {
         assert_eq!(oldest, newest);
         assert_eq!(self.ids(&key, Page::oldest(1)).await, oldest[..1]);
         // One that made no receiver knows of none.
-        let alone = Inbox::new(self.inbox.queue().clone()).namespace("stripe");
+        let alone = Inbox::new(internal::queue(&self.inbox).clone()).namespace("stripe");
         let listed = alone.list(&key, Page::oldest(9)).await.unwrap();
         assert_eq!(listed.events.len(), 1);
     }

@@ -19,7 +19,7 @@ use support::{SECOND, eventually, forward, lock};
 use tokio::task::spawn_blocking;
 use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Work};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Tuning, Work};
 use tower_webhook::inbox::{
     By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, Which, WorkerHandle,
 };

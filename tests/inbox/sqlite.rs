@@ -4,7 +4,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tower_webhook::inbox::Records;
@@ -102,51 +101,6 @@ async fn conforms_when_each_handle_closes_the_file() {
 async fn conforms_with_one_thread() {
     let scratch = Scratch::new();
     suite::run(&Shared(scratch.queue())).await;
-}
-
-/// Files that drafts wrote before the first release, also with the log that a crash has left.
-#[tokio::test]
-async fn files_of_drafts_are_refused_and_stay_as_they_are() {
-    let files = |scratch: &Scratch| {
-        let files = fs::read_dir(scratch.directory.path()).unwrap();
-        let files = files.map(|file| file.unwrap().path());
-        files
-            .map(|file| (file.clone(), fs::read(file).unwrap()))
-            .collect::<BTreeMap<_, _>>()
-    };
-    for name in ["sqlite-inbox-v3.db", "sqlite-store-v1.db"] {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
-        for crashed in [false, true] {
-            let scratch = Scratch::new();
-            fs::copy(fixture.join(name), scratch.path()).unwrap();
-            if crashed {
-                let other = Scratch::new();
-                fs::copy(scratch.path(), other.path()).unwrap();
-                let sql = Connection::open(other.path()).unwrap();
-                sql.execute_batch("UPDATE clock SET highest = highest + 1")
-                    .unwrap();
-                for end in ["", "-wal"] {
-                    let of = |scratch: &Scratch| format!("{}{end}", scratch.path().display());
-                    fs::copy(of(&other), of(&scratch)).unwrap();
-                }
-            }
-            let before = files(&scratch);
-            assert_eq!(before.len(), 1 + usize::from(crashed));
-            for error in [
-                SqliteQueue::open(scratch.path()).unwrap_err(),
-                SqliteStore::open(scratch.path()).unwrap_err(),
-            ] {
-                assert_eq!(error.kind(), OpenErrorKind::Foreign);
-                let told = error.to_string();
-                assert!(
-                    told.contains("an unreleased draft of this library"),
-                    "{told}"
-                );
-                assert!(told.contains("choose another path"), "{told}");
-                assert!(files(&scratch) == before, "{name}: {told}");
-            }
-        }
-    }
 }
 
 /// Settles an event, and those of its lane behind it, and says the number of each.

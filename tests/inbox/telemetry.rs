@@ -5,6 +5,7 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
+use tower_webhook::inbox::internal::Tuning;
 use tower_webhook::inbox::{Inbox, Retry};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::Recent;

@@ -4,7 +4,7 @@
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{self, Work};
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -60,7 +60,9 @@ async fn receiver_stays_small_beside_a_backlog() {
     let inbox = Inbox::new(SqliteQueue::open(&path).unwrap());
     for first in (0..backlog).step_by(500) {
         let events = (first..backlog.min(first + 500)).map(|number| event(number, backlog / 10));
-        for accepted in join_all(events.map(|event| inbox.queue().accept(event, None))).await {
+        for accepted in
+            join_all(events.map(|event| internal::queue(&inbox).accept(event, None))).await
+        {
             accepted.unwrap();
         }
     }

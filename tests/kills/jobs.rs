@@ -12,7 +12,7 @@ use support::queue::{failure, new_event};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::inbox::internal::{self, NewEvent};
 use tower_webhook::inbox::{Action, EventState, Filter, Inbox, JobState, Page, Queue, Which};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
@@ -43,7 +43,7 @@ async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
             dead: Some(failure("the CRM is down")),
             ..new_event(EventKind::CHAT_RATED, n.to_string())
         };
-        async { inbox.queue().accept(event, None).await.unwrap() }
+        async { internal::queue(inbox).accept(event, None).await.unwrap() }
     });
     let accepted = stream::iter(accepts).buffer_unordered(256).count().await;
     assert_eq!(accepted as u64, EVENTS);

@@ -2,8 +2,6 @@
 
 #[cfg(feature = "sqlite")]
 mod backlog;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-mod collapse;
 #[cfg(feature = "sqlite")]
 mod counts;
 #[cfg(feature = "sqlite")]

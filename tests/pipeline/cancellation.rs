@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
+use tower_webhook::inbox::internal::max_detached;
 use tower_webhook::store::KeyState;
-use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
+use tower_webhook::{EventRouter, Webhooks};
 
 use support::Ready;
 use support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
@@ -54,13 +55,12 @@ async fn cancel_everywhere<const DURABLE: bool>(setting: Setting) -> usize {
         let (before, after) = setting.store_yields;
         let store = TestStore::<DURABLE>::yielding(before, after);
         let crm = Crm::new([setting.step]).yielding(setting.handler_yields);
-        let mut layer = Webhooks::new(secret())
-            .store(store.clone())
-            .max_detached(if setting.detaches { 8 } else { 0 });
+        let mut layer = Webhooks::new(secret()).store(store.clone());
         if setting.replay_guard {
             layer = layer.replay_guard();
         }
         let runs = layer.runs();
+        max_detached(&runs, if setting.detaches { 8 } else { 0 });
         let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
 
         let response = service.clone().call(delivery(BODY).key("a"));
@@ -139,7 +139,8 @@ async fn dropped_response_leaves_no_key_stuck_with_durable_leases() {
 #[tokio::test(start_paused = true)]
 async fn response_that_is_never_polled_claims_nothing() {
     let (store, crm) = (TestStore::<false>::default(), Crm::default());
-    let mut service = WebhookLayer::with_store(secret(), store.clone())
+    let mut service = Webhooks::new(secret())
+        .store(store.clone())
         .layer(EventRouter::new().on::<ChatRated>(crm.clone()));
     drop(service.call(delivery(BODY).key("a")));
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -150,7 +151,7 @@ async fn response_that_is_never_polled_claims_nothing() {
 #[tokio::test(start_paused = true)]
 async fn detached_run_finishes_and_drain_waits_for_it() {
     let crm = Crm::new([Step::SucceedAfter(Duration::from_secs(20))]);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
 
@@ -169,7 +170,7 @@ async fn detached_run_finishes_and_drain_waits_for_it() {
 #[tokio::test(start_paused = true)]
 async fn dropped_duplicate_does_not_affect_the_run() {
     let crm = Crm::new([Step::SucceedAfter(Duration::from_secs(4))]);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let service = layer.layer(EventRouter::new().on::<ChatRated>(crm.clone()));
     let first = send(&service, delivery(BODY).key("a"));

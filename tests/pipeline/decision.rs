@@ -14,7 +14,7 @@ use tower_webhook::signature::{self, SignatureError};
 use tower_webhook::store::KeyState;
 use tower_webhook::{
     Decision, Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Secret, Sender, Verified,
-    WebhookLayer, Webhooks, idempotency,
+    Webhooks, idempotency,
 };
 use tracing::Level;
 
@@ -147,7 +147,7 @@ async fn another_inner_service_is_decided_by_its_status_or_outcome() {
             }
             std::future::ready(Ok::<_, std::convert::Infallible>(response))
         });
-        let service = WebhookLayer::new(secret()).layer(inner);
+        let service = Webhooks::new(secret()).layer(inner);
         let decision = decide(&service, delivery(BODY).key("a")).await;
         assert_eq!((status, decision.name()), (status, name));
         assert_eq!(decision.kind(), Some(&EventKind::CHAT_RATED));
@@ -166,7 +166,7 @@ async fn an_outcome_that_a_service_inserts_is_logged() {
         response.extensions_mut().insert(outcome);
         std::future::ready(Ok::<_, std::convert::Infallible>(response))
     });
-    let service = WebhookLayer::new(secret()).layer(inner);
+    let service = Webhooks::new(secret()).layer(inner);
     let log = Log::capture(Level::INFO);
     send(&service, delivery(BODY).key("a")).await;
     let events = log.events();
@@ -184,7 +184,7 @@ async fn an_outcome_is_logged_although_the_client_disconnected() {
         response.extensions_mut().insert(outcome);
         Ok::<_, std::convert::Infallible>(response)
     });
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let service = layer.layer(inner);
     let log = Log::capture(Level::INFO);
@@ -212,7 +212,7 @@ async fn retry_after_becomes_the_header_of_the_answer() {
         ))
     });
     let store = MokaStore::new();
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(router);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(router);
     let answered = send(&service, delivery(BODY).key("a")).await;
     answered.assert_problem(500, "failed");
     assert_eq!(answered.header("retry-after"), Some("91"));
@@ -225,7 +225,7 @@ async fn a_dead_letter_without_an_inbox_is_discarded_with_a_warning() {
         Err(HandlerError::dead_letter("not a chat of ours"))
     });
     let store = MokaStore::new();
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(router);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(router);
     let log = Log::capture(Level::INFO);
     send(&service, delivery(BODY).key("a")).await.assert_ok();
     send(&service, delivery(BODY).key("a"))

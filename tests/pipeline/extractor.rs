@@ -15,9 +15,10 @@ use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::KeyState;
-use tower_webhook::{Delivery, RawDelivery, SignatureLayer, WebhookLayer};
+use tower_webhook::{Delivery, RawDelivery, SignatureLayer, Webhooks};
 use tracing::Level;
 
+use support::Ready;
 use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
 use support::log::Log;
 use support::store::StoreExt;
@@ -61,7 +62,7 @@ fn app() -> (Router, Seen) {
 async fn delivery_is_extracted_with_its_attempt() {
     let store = MokaStore::new();
     let (app, seen) = app();
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(app);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(app);
     let fails = || delivery(r#"{"id":"fails"}"#).key("f");
 
     assert_eq!(send(&service, delivery(BODY)).await.status, 204);
@@ -92,7 +93,7 @@ async fn layers_wrap_an_axum_route() {
         }
     }
     let inner = Router::new().fallback(closed);
-    let app = Router::new().route_service("/closed", WebhookLayer::new(secret()).layer(inner));
+    let app = Router::new().route_service("/closed", Webhooks::new(secret()).layer(inner));
     let request = |body: &'static str| {
         let mut request = delivery(body).kind("chat-closed").map(Body::new);
         *request.uri_mut() = "/closed".parse().unwrap();
@@ -107,7 +108,7 @@ async fn event_of_another_kind_is_not_lost() {
     let log = Log::capture(Level::WARN);
     let store = MokaStore::new();
     let (app, seen) = app();
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(app);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(app);
     for _ in 0..2 {
         let answered = send(&service, delivery(BODY).key("a").kind("chat-opened")).await;
         assert_problem(answered, 404, "unhandled");
@@ -124,7 +125,7 @@ async fn event_of_another_kind_is_not_lost() {
 async fn undecodable_body_is_refused_and_its_key_released() {
     let store = MokaStore::new();
     let (app, _) = app();
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(app);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(app);
     for body in [&b"[]"[..], b"{", b"\xff", b""] {
         let answered = send(&service, delivery(body).key("a")).await;
         assert_problem(answered, 422, "undecodable");
@@ -146,7 +147,7 @@ fn to(path: &'static str, mut request: Request<Full<bytes::Bytes>>) -> Request<F
 #[tokio::test]
 async fn any_delivery_is_extracted_as_a_raw_delivery() {
     let (app, seen) = app();
-    let service = WebhookLayer::new(secret()).layer(app);
+    let service = Webhooks::new(secret()).layer(app);
     for (kind, body) in [("chat-archived", &b"\xff\0"[..]), ("chat-rated", b" {} ")] {
         let request = to("/any", delivery(body).kind(kind));
         assert_eq!(send(&service, request).await.status, 200);
@@ -190,7 +191,7 @@ async fn panic_of_an_axum_handler_is_a_failed_run() {
     let store = MokaStore::new();
     let panics = async |_: Delivery<ChatRated>| -> StatusCode { panic!("{HANDLER_ERROR}") };
     let app: Router = Router::new().fallback(panics);
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(app);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(app);
     send(&service, delivery(BODY).key("a"))
         .await
         .assert_problem(500, "panicked");

@@ -9,10 +9,10 @@ mod decision;
 mod extractor;
 #[cfg(feature = "moka")]
 mod kept;
+mod namespaces;
 mod payloads;
 mod router;
 mod runs;
-mod secrets;
 mod senders;
 mod signatures;
 mod sockets;

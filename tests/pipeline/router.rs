@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use serde::Deserialize;
-use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatOpened, ChatRated, MessageCreated};
 use tower_webhook::{
     Delivery, Event, EventKind, EventRouter, Handler, HandlerError, HandlerResult, Outcome,
-    RawDelivery, WebhookLayer,
+    RawDelivery, Webhooks,
 };
 
+use support::Ready;
 use support::delivery::{BODY, Crm, HANDLER_ERROR, RequestExt, Step, delivery, secret, send};
 
 fn raw(kind: &'static str, body: &'static str) -> RawDelivery {
@@ -60,7 +60,7 @@ async fn one_struct_handles_several_events() {
         .on::<ChatRated>(journal.clone())
         .on::<ChatClosed>(Arc::new(journal.clone()))
         .on::<MessageCreated>(journal.clone());
-    let service = WebhookLayer::new(secret()).layer(router);
+    let service = Webhooks::new(secret()).layer(router);
     for (kind, body) in [
         ("chat-rated", r#"{"id":"c-1"}"#),
         ("chat-closed", r#"{"id":"c-2"}"#),
@@ -207,7 +207,7 @@ async fn custom_events_are_handled() {
         assert_eq!(delivery.raw().body(), r#"{"id":"c-1","by":7}"#);
         Ok(())
     });
-    let service = WebhookLayer::new(secret()).layer(router);
+    let service = Webhooks::new(secret()).layer(router);
     let send = async |body| send(&service, delivery(body).kind("chat-archived")).await;
 
     send(r#"{"id":"c-1","by":7}"#).await.assert_ok();

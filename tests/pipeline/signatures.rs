@@ -15,7 +15,7 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
-use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
+use tower_webhook::{EventRouter, Secret, Secrets, Webhooks};
 
 use support::Ready;
 use support::delivery::{Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, secret, send};
@@ -27,7 +27,7 @@ fn router(crm: &Crm) -> EventRouter {
 
 /// Delivers a body with a given signature.
 async fn deliver(secrets: impl Into<Secrets>, body: impl Into<Bytes>, tag: &str) -> Answered {
-    let service = WebhookLayer::new(secrets).layer(router(&Crm::default()));
+    let service = Webhooks::new(secrets).layer(router(&Crm::default()));
     send(&service, delivery(body).with(SIGNATURE, tag)).await
 }
 
@@ -74,7 +74,7 @@ async fn vectors_of_rfc_4231_verify() {
 #[tokio::test]
 async fn signature_must_be_one_header_of_64_lowercase_hex_digits() {
     let crm = Crm::default();
-    let service = WebhookLayer::new(secret()).layer(router(&crm));
+    let service = Webhooks::new(secret()).layer(router(&crm));
     let tag = secret().sign(BODY.as_bytes());
     let upper = tag.to_uppercase();
     let first_upper = format!("{}{}", &upper[..32], &tag[32..]);
@@ -131,7 +131,7 @@ fn held_back(
 
 #[tokio::test]
 async fn a_useless_signature_header_is_refused_before_the_body_is_read() {
-    let service = WebhookLayer::new(secret()).layer(router(&Crm::default()));
+    let service = Webhooks::new(secret()).layer(router(&Crm::default()));
     let unread =
         |request: Request<_>| request.map(|_: http_body_util::Full<Bytes>| held_back(Bytes::new()));
     for request in [
@@ -154,7 +154,7 @@ async fn a_useless_signature_header_is_refused_before_the_body_is_read() {
 #[tokio::test]
 async fn held_back_bodies_do_not_displace_genuine_deliveries() {
     const MIB: usize = 1024 * 1024;
-    let service = WebhookLayer::new(secret()).layer(router(&Crm::default()));
+    let service = Webhooks::new(secret()).layer(router(&Crm::default()));
     // Anonymous, with a signature header that cannot be known to be wrong before the body's end.
     let almost_all = Bytes::from(vec![b' '; MIB - 1]);
     let mut held: Vec<_> = (0..500)
@@ -206,7 +206,7 @@ async fn held_back_bodies_do_not_displace_genuine_deliveries() {
 
 #[tokio::test]
 async fn response_does_not_reveal_why_a_signature_is_invalid() {
-    let service = WebhookLayer::new(secret()).layer(router(&Crm::default()));
+    let service = Webhooks::new(secret()).layer(router(&Crm::default()));
     let wrong = "0".repeat(64);
     let expected = send(&service, delivery(BODY).without(SIGNATURE)).await.body;
     for signature in ["", "x", &wrong] {
@@ -220,8 +220,7 @@ async fn matching_secret_is_logged() {
     let log = Log::capture(tracing::Level::INFO);
     let new = |secret| Secret::new(secret).unwrap();
     let set = [new("one"), new("two").with_label("next"), new("three")];
-    let service =
-        WebhookLayer::new(Secrets::new(set.clone()).unwrap()).layer(router(&Crm::default()));
+    let service = Webhooks::new(Secrets::new(set.clone()).unwrap()).layer(router(&Crm::default()));
 
     for (secret, shown) in set.iter().zip(["0", "next", "2"]) {
         log.clear();
@@ -240,7 +239,7 @@ async fn matching_secret_is_logged() {
 async fn secrets_can_be_replaced() {
     let [old, new] = ["old", "new"].map(|secret| Secret::new(secret).unwrap());
     let secrets = Secrets::from(old.clone());
-    let service = WebhookLayer::new(secrets.clone()).layer(router(&Crm::default()));
+    let service = Webhooks::new(secrets.clone()).layer(router(&Crm::default()));
     let accepts = async |secret: &Secret| {
         let signed = delivery(BODY).with(SIGNATURE, secret.sign(BODY.as_bytes()));
         let status = send(&service, signed).await.status;
@@ -259,7 +258,7 @@ async fn secrets_can_be_replaced() {
 /// Delivers `BODY`, signed with `signer`, in two halves with something done in between.
 async fn halfway(secrets: &Secrets, signer: &Secret, between: impl FnOnce()) -> Answered {
     let (mut sender, body): (Sender<Bytes, Infallible>, _) = Channel::new(1);
-    let service = WebhookLayer::new(secrets.clone()).layer(router(&Crm::default()));
+    let service = Webhooks::new(secrets.clone()).layer(router(&Crm::default()));
     let request = delivery(BODY).with(SIGNATURE, signer.sign(BODY.as_bytes()));
     let answered = send(&service, request.map(|_| body));
     let (first, rest) = BODY.as_bytes().split_at(BODY.len() / 2);
@@ -333,7 +332,7 @@ proptest! {
         cuts.sort_unstable();
         let frames: Vec<_> = cuts.windows(2).map(|cut| body.slice(cut[0]..cut[1])).collect();
 
-        let service = WebhookLayer::with_store(secret(), MokaStore::with_capacity(10)).layer(router(&Crm::default()));
+        let service = Webhooks::new(secret()).store(MokaStore::with_capacity(10)).layer(router(&Crm::default()));
         block_on(async {
             let tag = secret().sign(&body);
             send(&service, in_frames(frames.clone(), trailers).with(SIGNATURE, &tag)).await.assert_ok();
@@ -367,7 +366,7 @@ proptest! {
 #[tokio::test]
 async fn body_or_signature_with_a_flipped_bit_is_refused() {
     let crm = Crm::default();
-    let service = WebhookLayer::new(secret()).layer(router(&crm));
+    let service = Webhooks::new(secret()).layer(router(&crm));
     let tag = secret().sign(BODY.as_bytes());
     for bit in 0..8 * BODY.len() {
         let mut body = BODY.as_bytes().to_vec();
@@ -424,7 +423,7 @@ fn debug_output_hides_secrets() {
     const HIDDEN: &str = "do not show me";
     let secret = Secret::new(HIDDEN).unwrap().with_label("label");
     let secrets = Secrets::from(secret.clone());
-    let layer = WebhookLayer::new(secrets.clone());
+    let layer = Webhooks::new(secrets.clone()).ready();
     let service = layer.layer(EventRouter::new());
     let shown = format!("{secret:?} {secrets:?} {layer:?} {service:?} {secret:#?} {layer:#?}");
     assert!(shown.contains("label"));

@@ -17,7 +17,7 @@ use tower_webhook::idempotency::Idempotency;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
-use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
+use tower_webhook::{Delivery, EventRouter, Secret, Secrets, Webhooks};
 
 use support::MINUTE;
 use support::Ready;
@@ -149,7 +149,7 @@ async fn thousand_deliveries(server: Server) {
 async fn run_continues_when_its_client_disconnects() {
     for server in SERVERS {
         let gated = Gated::shut();
-        let layer = WebhookLayer::new(secret());
+        let layer = Webhooks::new(secret()).ready();
         let runs = layer.runs();
         let address = server.serve(layer.layer(gated.router())).await;
 
@@ -328,9 +328,7 @@ async fn chunks_and_packets_may_end_anywhere() {
                 Ok(())
             }
         });
-        let address = server
-            .serve(WebhookLayer::new(secret()).layer(router))
-            .await;
+        let address = server.serve(Webhooks::new(secret()).layer(router)).await;
         let mut client = Client::connect(address).await;
         let mut sent = 0;
 
@@ -494,7 +492,7 @@ async fn secrets_can_be_replaced_under_load() {
     const ROTATIONS: usize = 20;
 
     let secrets = Secrets::from(numbered(0));
-    let layer = WebhookLayer::new(secrets.clone());
+    let layer = Webhooks::new(secrets.clone()).ready();
     let address = Server::Axum
         .serve(layer.layer(Gated::open().router()))
         .await;
@@ -540,7 +538,7 @@ async fn secrets_can_be_replaced_under_load() {
 async fn body_is_verified_with_the_secrets_at_its_end() {
     for server in SERVERS {
         let secrets = Secrets::from(numbered(0));
-        let layer = WebhookLayer::new(secrets.clone());
+        let layer = Webhooks::new(secrets.clone()).ready();
         let service = Watched::new(layer.layer(Gated::open().router()));
         let live = service.live();
         let address = server.serve(service).await;

@@ -28,9 +28,7 @@ use tower_webhook::event::ChatRated;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::{Refusal, SignatureError};
 use tower_webhook::store::KeyState;
-use tower_webhook::{
-    Decision, Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer, Webhooks,
-};
+use tower_webhook::{Decision, Delivery, EventRouter, IdempotencyLayer, SignatureLayer, Webhooks};
 use tracing::Level;
 
 use support::Ready;
@@ -80,7 +78,7 @@ fn span(log: &Log, name: &str) -> Fields {
 #[tokio::test]
 async fn request_id_is_a_field_of_the_span() {
     let log = Log::capture(Level::INFO);
-    let service = WebhookLayer::new(secret()).layer(events(&Crm::default()));
+    let service = Webhooks::new(secret()).layer(events(&Crm::default()));
     let recorded = async |request: Request<Full<Bytes>>| {
         log.clear();
         send(&service, request).await;
@@ -118,7 +116,7 @@ async fn request_id_is_set_outside() {
     let service = ServiceBuilder::new()
         .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
         .layer(PropagateRequestIdLayer::x_request_id())
-        .layer(WebhookLayer::new(secret()))
+        .layer(Webhooks::new(secret()).ready())
         .service(events(&Crm::default()));
     for request in [delivery(BODY), delivery(BODY).with(SIGNATURE, "x")] {
         log.clear();
@@ -129,7 +127,7 @@ async fn request_id_is_set_outside() {
 
     // Inside, it comes too late: the span has none, and a refusal neither.
     let service = ServiceBuilder::new()
-        .layer(WebhookLayer::new(secret()))
+        .layer(Webhooks::new(secret()).ready())
         .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
         .layer(PropagateRequestIdLayer::x_request_id())
         .service(events(&Crm::default()));
@@ -144,7 +142,7 @@ async fn request_id_is_set_outside() {
 #[tokio::test(start_paused = true)]
 async fn trace_outside_surrounds_the_delivery() {
     let log = Log::capture(Level::INFO);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let trace =
         TraceLayer::new_for_http().make_span_with(DefaultMakeSpan::new().level(Level::INFO));
@@ -201,7 +199,7 @@ async fn trace_with_headers_logs_the_signature_unless_it_is_sensitive() {
         TraceLayer::new_for_http().make_span_with(span)
     };
     let signature = secret().sign(BODY.as_bytes());
-    let webhooks = || WebhookLayer::new(secret()).layer(events(&Crm::default()));
+    let webhooks = || Webhooks::new(secret()).layer(events(&Crm::default()));
 
     let shown = ServiceBuilder::new().layer(trace()).service(webhooks());
     send(&shown, delivery(BODY)).await.assert_ok();
@@ -220,7 +218,7 @@ async fn trace_with_headers_logs_the_signature_unless_it_is_sensitive() {
 #[tokio::test(start_paused = true)]
 async fn timeout_outside_counts_as_a_failure_and_does_not_stop_the_handler() {
     let log = Log::capture(Level::INFO);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let crm = Crm::new([Step::SucceedAfter(20 * SECOND)]);
     let service = ServiceBuilder::new()
@@ -250,7 +248,7 @@ async fn timeout_inside_drops_the_handler_and_has_no_outcome() {
     let store = MokaStore::new();
     let crm = Crm::new([Step::Hang]);
     let service = ServiceBuilder::new()
-        .layer(WebhookLayer::with_store(secret(), store.clone()))
+        .layer(Webhooks::new(secret()).store(store.clone()).ready())
         .layer(TimeoutLayer::with_status_code(
             StatusCode::SERVICE_UNAVAILABLE,
             5 * SECOND,
@@ -281,7 +279,7 @@ async fn body_limit_outside_refuses_without_a_decision() {
     let log = Log::capture(Level::INFO);
     let service = ServiceBuilder::new()
         .layer(RequestBodyLimitLayer::new(9))
-        .layer(WebhookLayer::new(secret()))
+        .layer(Webhooks::new(secret()).ready())
         .service(events(&Crm::default()));
 
     let declared = delivery(BODY).with("content-length", BODY.len().to_string());
@@ -321,7 +319,7 @@ async fn body_limit_inside_fails_a_run() {
                 .layer(RequestDecompressionLayer::new())
                 .layer(RequestBodyLimitLayer::new(BODY.len())),
         );
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(routes);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(routes);
     let with_length = |body: &'static str| {
         let length = body.len().to_string();
         delivery(body).key("a").with("content-length", length)
@@ -360,7 +358,7 @@ async fn catch_panic_outside_finds_nothing_to_catch() {
     let log = Log::capture(Level::INFO);
     let service = ServiceBuilder::new()
         .layer(CatchPanicLayer::new())
-        .layer(WebhookLayer::new(secret()))
+        .layer(Webhooks::new(secret()).ready())
         .service(events(&Crm::new([Step::Panic, Step::PanicAfterAwait])));
     for _ in 0..2 {
         log.clear();
@@ -380,7 +378,7 @@ async fn catch_panic_inside_hides_the_outcome_of_an_axum_handler() {
     let panics = async |_: Delivery<ChatRated>| -> StatusCode { panic!("{HANDLER_ERROR}") };
     let routes: Router = Router::new().route("/webhooks", post(panics));
 
-    let layer = WebhookLayer::with_store(secret(), store.clone());
+    let layer = Webhooks::new(secret()).store(store.clone()).ready();
     let plain = layer.clone().layer(routes.clone());
     let (answered, decision) = decided(&plain, delivery_of("a")).await;
     answered.assert_problem(500, "panicked");
@@ -418,7 +416,7 @@ async fn compressed_body() -> Bytes {
 #[tokio::test]
 async fn decompression_outside_breaks_the_signature() {
     let log = Log::capture(Level::INFO);
-    let webhooks = || WebhookLayer::new(secret()).layer(events(&Crm::default()));
+    let webhooks = || Webhooks::new(secret()).layer(events(&Crm::default()));
     let decompressing = ServiceBuilder::new()
         .layer(RequestDecompressionLayer::new())
         .service(webhooks());
@@ -459,7 +457,7 @@ async fn decompression_outside_breaks_the_signature() {
 
 #[tokio::test]
 async fn compression_outside_changes_bodies_only() {
-    let webhooks = || WebhookLayer::new(secret()).layer(events(&Crm::default()));
+    let webhooks = || Webhooks::new(secret()).layer(events(&Crm::default()));
     let compressing = ServiceBuilder::new()
         .layer(CompressionLayer::new())
         .service(webhooks());
@@ -521,7 +519,7 @@ async fn usual_stack_leaves_deliveries_alone() {
                 .layer(RequestDecompressionLayer::new()),
         );
     let app = Router::new()
-        .route_service("/webhooks", WebhookLayer::new(secret()).layer(events(&crm)))
+        .route_service("/webhooks", Webhooks::new(secret()).layer(events(&crm)))
         .merge(pages)
         .layer(
             ServiceBuilder::new()
@@ -558,16 +556,16 @@ async fn router_layer_takes_over_the_404_of_the_application() {
 
     let layer = routes()
         .fallback(fallback)
-        .layer(WebhookLayer::new(secret()));
+        .layer(Webhooks::new(secret()).ready());
     send(&layer, get_of("/nowhere"))
         .await
         .assert_problem_of_axum(405, "method-not-allowed");
 
     let route_layer = routes()
-        .route_layer(WebhookLayer::new(secret()))
+        .route_layer(Webhooks::new(secret()).ready())
         .fallback(fallback);
     let route_service = Router::new()
-        .route_service("/webhooks", WebhookLayer::new(secret()).layer(routes()))
+        .route_service("/webhooks", Webhooks::new(secret()).layer(routes()))
         .fallback(fallback);
     for app in [route_layer, route_service] {
         let answered = send(&app, get_of("/nowhere")).await;

@@ -9,9 +9,7 @@ use axum::body::Body;
 use http::{Method, Request};
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::{
-    Delivery, EventKind, EventRouter, IdempotencyLayer, RawDelivery, WebhookLayer, Webhooks,
-};
+use tower_webhook::{Delivery, EventKind, EventRouter, IdempotencyLayer, RawDelivery, Webhooks};
 use tracing::Level;
 use tracing_subscriber::fmt::format::FmtSpan;
 
@@ -268,7 +266,7 @@ async fn a_line_is_quoted_and_says_everything_once() {
         Some(1) => Err("the CRM \u{202e}says\n no=\"1\"".into()),
         _ => panic!("a bug"),
     });
-    let service = WebhookLayer::new(secret()).layer(router);
+    let service = Webhooks::new(secret()).layer(router);
     for _ in 0..2 {
         send(&service, delivery(BODY).key("key-7")).await;
     }
@@ -290,7 +288,7 @@ async fn a_line_is_quoted_and_says_everything_once() {
 #[tokio::test(start_paused = true)]
 async fn a_kind_without_a_handler_is_a_line_in_a_minute() {
     let log = Log::capture(Level::INFO);
-    let service = WebhookLayer::new(secret()).layer(EventRouter::new());
+    let service = Webhooks::new(secret()).layer(EventRouter::new());
     let ignored = async |kind: &str| {
         send(&service, delivery(BODY).kind(kind)).await.assert_ok();
         log.count(Level::INFO, "has no handler")
@@ -318,7 +316,7 @@ async fn decode_error_of_a_handler_does_not_log_the_payload() {
         let _: Mine = raw.decode()?;
         Ok(())
     });
-    let service = WebhookLayer::new(secret()).layer(router);
+    let service = Webhooks::new(secret()).layer(router);
     send(&service, delivery(MARKED).key("a")).await;
 
     let text = log.text();
@@ -337,8 +335,8 @@ async fn span_records_the_delivery_and_its_outcome() {
     // Opentelemetry's attributes are on request.
     let log = Log::capture(Level::TRACE);
     let crm = Crm::new([Step::FailAfter(2 * SECOND), Step::SucceedAfter(SECOND)]);
-    let service = WebhookLayer::new(secret().with_label("2026"))
-        .layer(EventRouter::new().on::<ChatRated>(crm));
+    let service =
+        Webhooks::new(secret().with_label("2026")).layer(EventRouter::new().on::<ChatRated>(crm));
     let span = async |request: Request<_>| {
         log.clear();
         send(&service, request).await;
@@ -413,7 +411,7 @@ async fn reason_of_a_failure_is_logged() {
 async fn span_of_a_detached_run_ends_with_the_run() {
     let log = Log::capture(Level::INFO);
     let crm = Crm::new([Step::SucceedAfter(20 * SECOND)]);
-    let layer = WebhookLayer::new(secret());
+    let layer = Webhooks::new(secret()).ready();
     let runs = layer.runs();
     let mut service = layer.layer(EventRouter::new().on::<ChatRated>(crm));
 
@@ -435,7 +433,7 @@ async fn error_of_the_inner_service_is_recorded_as_an_outcome() {
     let failing = tower::service_fn(|_: Request<tower_webhook::Verified>| async {
         Err::<http::Response<Body>, _>(HANDLER_ERROR)
     });
-    let service = WebhookLayer::new(secret()).layer(failing);
+    let service = Webhooks::new(secret()).layer(failing);
     let result = tower::ServiceExt::oneshot(service, delivery(BODY).key("a")).await;
     assert!(result.is_err());
     assert_eq!(log.spans()[0]["outcome"], "failed");
@@ -445,7 +443,8 @@ async fn error_of_the_inner_service_is_recorded_as_an_outcome() {
 #[tokio::test(start_paused = true)]
 async fn refusals_that_anybody_can_cause_are_one_line_per_second_and_reason() {
     let log = Log::capture(Level::INFO);
-    let service = WebhookLayer::with_store(secret(), TestStore::<true>::default())
+    let service = Webhooks::new(secret())
+        .store(TestStore::<true>::default())
         .layer(EventRouter::new().on::<ChatRated>(Crm::default()));
     for _ in 0..100 {
         send(&service, delivery(BODY).without(SIGNATURE)).await;
@@ -479,8 +478,9 @@ async fn refusals_that_anybody_can_cause_are_one_line_per_second_and_reason() {
 #[tokio::test]
 async fn text_of_the_sender_is_shortened_in_the_log() {
     let log = Log::capture(Level::DEBUG);
-    let service =
-        WebhookLayer::with_store(secret(), TestStore::<true>::default()).layer(EventRouter::new());
+    let service = Webhooks::new(secret())
+        .store(TestStore::<true>::default())
+        .layer(EventRouter::new());
     let long = "x".repeat(100_000);
     let body = format!(r#"{{"id":"{long}"}}"#);
     send(&service, delivery(body).key(&long)).await;
@@ -496,8 +496,9 @@ async fn text_of_the_sender_is_shortened_in_the_log() {
 #[tokio::test]
 async fn the_span_names_the_chat_of_a_verified_delivery() {
     let log = Log::capture(Level::INFO);
-    let service =
-        WebhookLayer::with_store(secret(), TestStore::<true>::default()).layer(EventRouter::new());
+    let service = Webhooks::new(secret())
+        .store(TestStore::<true>::default())
+        .layer(EventRouter::new());
     let message = r#"{"id":"m-1","chat":{"id":"c-2"}}"#;
     send(&service, delivery(r#"{"id":"c-1"}"#)).await;
     send(&service, delivery(message).kind("message-created")).await;

@@ -13,10 +13,11 @@ use tower::Layer;
 use tower_webhook::inbox::{Filter, Inbox, Page};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{
-    EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, WebhookLayer,
+    EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, Webhooks,
 };
 use tower_webhook_sandbox::{Sandbox, Settings, Webhook};
 
+use support::Ready;
 use support::{DAY, SECOND};
 
 /// Handlers of a system that is down at first.
@@ -168,7 +169,7 @@ async fn seven_dark_days_cost_the_sender_nothing() {
 #[tokio::test(start_paused = true)]
 async fn without_an_inbox_the_webhook_is_disabled_when_arithmetic_says() {
     let crm = CrmDownAtFirst::default();
-    let sandbox = Sandbox::in_process(WebhookLayer::new(secret()).layer(crm.router()));
+    let sandbox = Sandbox::in_process(Webhooks::new(secret()).layer(crm.router()));
     sandbox.configure(
         EventKind::MESSAGE_CREATED,
         Webhook::new("/webhooks").signed(secret()),

@@ -28,13 +28,13 @@ use tower_webhook::store::{
     Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tower_webhook::{
-    Delivery, EventRouter, Handler, HandlerResult, IdempotencyLayer, Secret, SignatureLayer,
-    Verified, WebhookLayer,
+    Delivery, EventRouter, Handler, HandlerResult, Secret, SignatureLayer, Verified, Webhooks,
 };
 use tower_webhook_sandbox::{
     AttemptId, AttemptResult, Body, EventState, Fault, Faults, Report, Sandbox, Settings, Webhook,
 };
 
+use support::Ready;
 use support::{MINUTE, SECOND};
 
 #[test]
@@ -454,7 +454,11 @@ impl Receiver {
                     limit: Duration::MAX,
                     log: log.clone(),
                 };
-                log.gate(WebhookLayer::with_store(secret.clone(), Arc::new(store)).layer(router))
+                log.gate(
+                    Webhooks::new(secret.clone())
+                        .store(Arc::new(store))
+                        .layer(router),
+                )
             }
             Self::UnreliableStore => {
                 let store = Unreliable {
@@ -465,11 +469,19 @@ impl Receiver {
                     },
                     rng: Mutex::new(Rng::with_seed(seed)),
                 };
-                log.gate(WebhookLayer::with_store(secret.clone(), Arc::new(store)).layer(router))
+                log.gate(
+                    Webhooks::new(secret.clone())
+                        .store(Arc::new(store))
+                        .layer(router),
+                )
             }
             Self::JumpyStore => {
                 let store = watched(SECOND, None);
-                log.gate(WebhookLayer::with_store(secret.clone(), Arc::new(store)).layer(router))
+                log.gate(
+                    Webhooks::new(secret.clone())
+                        .store(Arc::new(store))
+                        .layer(router),
+                )
             }
             Self::Lies(lie) => {
                 let limit = match lie {
@@ -477,7 +489,11 @@ impl Receiver {
                     _ => Duration::MAX,
                 };
                 let store = watched(limit, Some(lie));
-                log.gate(WebhookLayer::with_store(secret.clone(), Arc::new(store)).layer(router))
+                log.gate(
+                    Webhooks::new(secret.clone())
+                        .store(Arc::new(store))
+                        .layer(router),
+                )
             }
             Self::AcknowledgesFirst => {
                 let store = watched(Duration::MAX, None);
@@ -490,16 +506,16 @@ impl Receiver {
                     }
                 });
                 log.gate(
-                    WebhookLayer::with_store(secret.clone(), Arc::new(store)).layer(acknowledge),
+                    Webhooks::new(secret.clone())
+                        .store(Arc::new(store))
+                        .layer(acknowledge),
                 )
             }
             Self::IgnoresKey => log.gate(verify.layer(router)),
             Self::IgnoresSignature => {
                 let store = watched(Duration::MAX, None);
-                let idempotency = IdempotencyLayer::new(Arc::new(store));
-                let layers =
-                    WebhookLayer::from_layers(SignatureLayer::dangerously_unsigned(), idempotency);
-                log.gate(layers.layer(router))
+                let webhooks = Webhooks::dangerously_unsigned().store(Arc::new(store));
+                log.gate(webhooks.layer(router))
             }
         }
     }

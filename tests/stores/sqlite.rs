@@ -452,6 +452,34 @@ fn database_of_another_program_is_left_unchanged() {
     }
 }
 
+/// A connection that may write would move the log that a crash has left into the file.
+#[test]
+fn log_of_another_program_is_left_unchanged() {
+    let (other, scratch) = (Scratch::new(), Scratch::new());
+    let sql = other.sql();
+    let crashed = "
+        PRAGMA application_id = 7;
+        CREATE TABLE letters (text TEXT);
+        PRAGMA journal_mode = WAL;
+        INSERT INTO letters VALUES ('a')";
+    sql.execute_batch(crashed).unwrap();
+    for end in ["", "-wal"] {
+        fs::copy(other.beside(end), scratch.beside(end)).unwrap();
+    }
+    let files = || {
+        let files = fs::read_dir(scratch.directory.path()).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        files
+            .map(|file| (file.clone(), fs::read(file).unwrap()))
+            .collect::<std::collections::BTreeMap<_, _>>()
+    };
+    let before = files();
+    assert_eq!(before.len(), 2);
+    let told = scratch.refusal(OpenErrorKind::Foreign);
+    assert!(told.contains("of another program"), "{told}");
+    assert!(files() == before, "{told}");
+}
+
 /// The file says which releases may use it.
 #[tokio::test]
 async fn newer_schema_is_used_or_refused() {

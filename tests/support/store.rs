@@ -1,11 +1,9 @@
 //! A store with faults, and a view of what stores hold.
 
 use std::future::pending;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{
@@ -63,7 +61,6 @@ struct Shared {
     calls: Mutex<Vec<Call>>,
     /// What every lease really lasts, as on a server whose clock runs fast.
     real_lease: Option<Duration>,
-    marker_calls: AtomicUsize,
     /// In the order of their claims.
     leases: Mutex<Vec<Lease>>,
 }
@@ -98,7 +95,6 @@ impl<const DURABLE: bool> TestStore<DURABLE> {
                 failing: Mutex::default(),
                 calls: Mutex::default(),
                 real_lease,
-                marker_calls: AtomicUsize::new(0),
                 leases: Mutex::default(),
             }),
             yields_before: 0,
@@ -126,11 +122,6 @@ impl<const DURABLE: bool> TestStore<DURABLE> {
         calls.iter().filter(|call| call.op == op).copied().collect()
     }
 
-    /// How many calls were for the digests of secrets, which have no faults and are not among the others.
-    pub fn marker_calls(&self) -> usize {
-        self.shared.marker_calls.load(Ordering::Relaxed)
-    }
-
     /// The calls so far that were to change something, each with its key's digest.
     pub fn changes(&self) -> Vec<(Operation, u128)> {
         let calls = lock(&self.shared.calls);
@@ -156,10 +147,6 @@ impl<const DURABLE: bool> TestStore<DURABLE> {
         id: &EventKey,
         effect: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        if MARKERS.contains(&id.key()) {
-            self.shared.marker_calls.fetch_add(1, Ordering::Relaxed);
-            return effect.await;
-        }
         let call = self.record(op, id.key());
         if op == Operation::Peek {
             return self.with_fault(call, effect).await;
@@ -238,9 +225,7 @@ impl<const DURABLE: bool> Store for TestStore<DURABLE> {
     ) -> Result<Claim, StoreError> {
         let effect = async {
             let claim = self.truth.claim(id, self.real(lease), retain).await?;
-            if let Claim::Acquired(lease) = &claim
-                && !MARKERS.contains(&id.key())
-            {
+            if let Claim::Acquired(lease) = &claim {
                 lock(&self.shared.leases).push(lease.clone());
             }
             Ok(claim)
@@ -267,14 +252,6 @@ impl<const DURABLE: bool> Store for TestStore<DURABLE> {
         self.call(Operation::Release, lease.id(), effect).await
     }
 }
-
-/// The two places of the empty namespace at which the secrets are noted.
-static MARKERS: LazyLock<[u128; 2]> = LazyLock::new(|| {
-    [0, 1].map(|place| {
-        let digest = Sha256::digest([3, 0, 0, 0, 0, 0, 0, 0, place]);
-        u128::from_be_bytes(digest[..16].try_into().unwrap())
-    })
-});
 
 fn unavailable() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "disk full")

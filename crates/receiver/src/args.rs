@@ -356,10 +356,6 @@ pub(crate) struct Monitoring {
     /// one hour. It learns for a week after each start.
     #[arg(long, value_name = "KIND=HOURS", value_delimiter = ',', value_parser = telemetry::expected)]
     pub(crate) expect: Vec<(EventKind, Duration)>,
-
-    /// Log an error when ten chats or more were closed or transferred, and none was rated for so many hours
-    #[arg(long, value_name = "HOURS", value_parser = value_parser!(u32).range(1..=8_760))]
-    pub(crate) rated_within: Option<u32>,
 }
 
 /// The default of `--retry-for`.

@@ -32,7 +32,7 @@ pub(crate) struct Telemetry {
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
     pub(crate) async fn start(args: &Options, routes: &[Route]) -> anyhow::Result<Self> {
-        let mut silence = args
+        let silence = args
             .monitoring
             .expect
             .iter()
@@ -40,9 +40,6 @@ impl Telemetry {
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
-        if let Some(within) = args.monitoring.rated_within {
-            silence = silence.rated_within(hours(within));
-        }
         tokio::spawn(silence.clone().watch());
         let limits = routes
             .iter()
@@ -127,19 +124,15 @@ impl Telemetry {
     }
 }
 
-fn hours(hours: u32) -> Duration {
-    Duration::from_secs(u64::from(hours) * 60 * 60)
-}
-
 /// Parses `KIND=HOURS`.
 pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
     let expected = || {
         let (kind, hours) = text.split_once('=')?;
-        let within: u32 = hours
+        let hours: u64 = hours
             .parse()
             .ok()
             .filter(|hours| (1..=8_760).contains(hours))?;
-        Some((kind.parse().ok()?, self::hours(within)))
+        Some((kind.parse().ok()?, Duration::from_secs(hours * 60 * 60)))
     };
     expected().ok_or_else(|| {
         "use a kind and a number of hours up to 8760, such as message-created=4".to_owned()

@@ -15,42 +15,42 @@ use tower_webhook::event::{ChatClosed, ChatRated, MessageCreated};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 use tower_webhook::{
-    Delivery, Event, EventRouter, HandlerError, HandlerResult, IdempotencyLayer, RawDelivery,
-    Secret, Secrets, SignatureLayer, Verified, WebhookLayer,
+    Delivery, Event, EventRouter, HandlerError, HandlerResult, RawDelivery, Secret, Secrets,
+    Verified, WebhookLayer, Webhooks,
 };
 
 use crate::input::{Config, SECRETS};
 use crate::model::Run;
 
 pub(crate) fn webhooks(config: &Config, store_yields: bool) -> WebhookLayer<Stepwise> {
-    let mut signature = match config.secrets {
-        0 => SignatureLayer::dangerously_unsigned(),
+    let webhooks = match config.secrets {
+        0 => Webhooks::dangerously_unsigned(),
         count => {
             let secrets = SECRETS[..count].iter().map(|secret| Secret::new(*secret));
             let secrets = secrets
                 .collect::<Result<Vec<_>, _>>()
                 .expect("none is empty");
-            SignatureLayer::new(Secrets::new(secrets).expect("there is one at least"))
+            Webhooks::new(Secrets::new(secrets).expect("there is one at least"))
         }
     };
-    let mut idempotency = IdempotencyLayer::new(Stepwise {
+    let mut webhooks = webhooks.max_body(config.max_body).store(Stepwise {
         store: MokaStore::with_capacity(1000),
         yields: store_yields,
     });
     if config.require_key {
-        signature = signature.require_key();
+        webhooks = webhooks.require_key();
     }
     if config.reject_changed_bodies {
-        idempotency = idempotency.reject_changed_bodies();
+        webhooks = webhooks.reject_changed_bodies();
     }
     if config.replay_guard {
-        idempotency = idempotency.replay_guard();
+        webhooks = webhooks.replay_guard();
     }
     if config.is_full {
-        signature = signature.max_buffered(0);
+        webhooks = webhooks.max_buffered(0);
     }
-    let signature = signature.max_body(config.max_body);
-    WebhookLayer::from_layers(signature, idempotency)
+    let (layer, _) = webhooks.into_layer().expect("the defaults are valid");
+    layer
 }
 
 /// A memory store that can let other deliveries go on before and after each of its steps.

@@ -103,7 +103,6 @@ impl<Q: Queue> Pool<Q> {
         event: TakenEvent,
         asked: Instant,
     ) -> Option<Attempt<Q>> {
-        self.note_collapsed(&event);
         let crashes = event.crashes;
         if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
             // Boxed, because few events are released.
@@ -124,16 +123,6 @@ impl<Q: Queue> Pool<Q> {
         let limit = self.settings.limits.store_timeout;
         // If that fails, the event is tried again when its lease has expired.
         let _ = self.settings.call_within(limit, "settle", release).await;
-    }
-
-    fn note_collapsed(&self, event: &TakenEvent) {
-        if event.collapsed == 0 {
-            return;
-        }
-        let (kind, events) = (event.delivery.kind(), event.collapsed);
-        tracing::debug!(event = event.lease.id.0, %kind, events, "the event has replaced earlier ones");
-        let observers = &self.settings.observers;
-        observers.observe(&Observation::Collapsed { kind, events });
     }
 
     /// Makes one attempt, and replaces it with that of the lane's next event, if it was taken.

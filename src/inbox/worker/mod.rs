@@ -91,57 +91,12 @@ impl<Q: Queue, S> Worker<Q, S> {
     }
 
     /// Takes events of these kinds only. Events of other kinds wait for another worker, and so do the later events of
-    /// their chats. A call replaces earlier calls of `only` and [`except`](Self::except).
+    /// their chats. A call replaces an earlier one.
     ///
     /// By default, a worker takes all kinds. In a rolling deploy, the older version would then settle events of a kind
     /// that only the newer version handles as *ignored*. To prevent that, pass the kinds that have a handler.
     pub fn only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = Kinds::only(kinds);
-        self
-    }
-
-    /// Leaves events of these kinds to another worker. They wait for it, and so do the later events of their chats.
-    pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
-        self.rules.kinds = self.rules.kinds.except(kinds);
-        self
-    }
-
-    /// Hands over only the newest of consecutive waiting events of this kind in a chat. Call it once for each such kind.
-    ///
-    /// It is for events that say how something *is*, so that the last one makes the earlier ones superfluous. These are
-    /// settled as handled in the transaction that takes the newest one, and their histories name it. The counter
-    /// `webhook_collapsed_total` has their number.
-    ///
-    /// ```
-    /// use tower_webhook::event::EventKind;
-    /// use tower_webhook::inbox::Inbox;
-    /// use tower_webhook::memory::MemoryQueue;
-    /// # use tower_webhook::EventRouter;
-    ///
-    /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() {
-    /// # let events = EventRouter::new();
-    /// let inbox = Inbox::new(MemoryQueue::new());
-    /// let worker = inbox
-    ///     .worker(events)
-    ///     .collapse(EventKind::CHAT_ASSIGNED)
-    ///     .collapse(EventKind::CHAT_RATED)
-    ///     .spawn();
-    /// # drop(worker);
-    /// # }
-    /// ```
-    ///
-    /// - An event of another kind between them ends the run, so the order between kinds stays. An event without a chat is
-    ///   not replaced.
-    /// - The newest is the one that was accepted last, which may not be the one that happened last. At most 256 events are
-    ///   replaced at a time.
-    /// - An event that is retried is replaced, too, and its history stays with it: the newer one begins with its first
-    ///   attempt. If the newer one fails, or the process crashes, that one is tried again, or one that is newer still.
-    /// - A dead letter is not replaced, and neither is an event that its handler has snoozed, unless it failed before. An
-    ///   event in progress is not, either.
-    /// - Workers that share a queue should have the same kinds here: an event is replaced only if such a worker takes it.
-    pub fn collapse(mut self, kind: EventKind) -> Self {
-        self.rules.collapse.insert(kind);
         self
     }
 
@@ -223,33 +178,6 @@ impl<Q: Queue, S> Worker<Q, S> {
         Ok(self)
     }
 
-    /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
-    ///
-    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried side
-    /// by side with few others, and alone before their last crash, so that only the event that crashes the process
-    /// becomes a dead letter: see [crashes](crate::docs::inbox#crashes).
-    pub fn max_crashes(mut self, crashes: u32) -> Self {
-        self.rules.max_crashes = crashes.max(1);
-        self
-    }
-
-    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-event-types): 10 by default, and
-    /// from 1 to 10,000. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
-    /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
-    pub fn trip_after(mut self, lanes: usize) -> Self {
-        self.rules.trip_after = lanes.clamp(1, 10_000);
-        self
-    }
-
-    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by
-    /// default, varied by up to a quarter at random, at least 1 millisecond, and at most an hour. Events that this
-    /// process accepts are handled at once, while the worker has room.
-    pub fn poll_every(mut self, interval: Duration) -> Self {
-        let hour = Duration::from_secs(60 * 60);
-        self.rules.poll_every = interval.clamp(Duration::from_millis(1), hour);
-        self
-    }
-
     /// Returns the same worker with another service.
     pub(crate) fn with_service<T>(self, service: T) -> Worker<Q, T> {
         Worker {
@@ -257,6 +185,38 @@ impl<Q: Queue, S> Worker<Q, S> {
             service,
             rules: self.rules,
         }
+    }
+}
+
+/// The settings of a worker that only tests change.
+pub trait Tuning {
+    /// Sets the number of crashes in a row after which an event is a dead letter.
+    #[must_use]
+    fn max_crashes(self, crashes: u32) -> Self;
+
+    /// Sets the number of lanes in which events of a kind fail before it is tripped.
+    #[must_use]
+    fn trip_after(self, lanes: usize) -> Self;
+
+    /// Sets the interval at which a queue that several processes share is asked for events.
+    #[must_use]
+    fn poll_every(self, interval: Duration) -> Self;
+}
+
+impl<Q, S> Tuning for Worker<Q, S> {
+    fn max_crashes(mut self, crashes: u32) -> Self {
+        self.rules.max_crashes = crashes;
+        self
+    }
+
+    fn trip_after(mut self, lanes: usize) -> Self {
+        self.rules.trip_after = lanes;
+        self
+    }
+
+    fn poll_every(mut self, interval: Duration) -> Self {
+        self.rules.poll_every = interval;
+        self
     }
 }
 
@@ -282,10 +242,7 @@ where
         inbox.note_namespace();
         let Inbox { shared, settings } = inbox;
         let namespace = Namespace::of(&settings.limits.namespace);
-        rules.kinds = rules
-            .kinds
-            .within(namespace)
-            .collapsing(rules.collapse.clone());
+        rules.kinds = rules.kinds.within(namespace);
         let permits = Arc::new(Semaphore::new(rules.concurrency));
         let (stop, _) = watch::channel(Stop::No);
         let pool = Arc::new(Pool {
@@ -467,19 +424,3 @@ impl Drop for WorkerHandle {
 }
 
 partial_debug!(WorkerHandle);
-
-#[cfg(test)]
-mod tests {
-    use crate::EventRouter;
-    use crate::inbox::Inbox;
-    use crate::memory::MemoryQueue;
-
-    #[test]
-    fn the_number_of_lanes_that_trip_a_kind_is_limited() {
-        let inbox = Inbox::new(MemoryQueue::new());
-        for (given, limit) in [(0, 1), (7, 7), (usize::MAX, 10_000)] {
-            let worker = inbox.worker(EventRouter::new()).trip_after(given);
-            assert_eq!(worker.rules.trip_after, limit);
-        }
-    }
-}

@@ -109,9 +109,7 @@ async fn ask<Q: Queue, S: Serve>(
     if let Some(probe) = probe {
         let take = Take {
             lease: pool.settings.limits.lease(),
-            kinds: Kinds::only([probe.kind.clone()])
-                .within(pool.rules.kinds.namespace)
-                .collapsing(pool.rules.collapse.clone()),
+            kinds: Kinds::only([probe.kind.clone()]).within(pool.rules.kinds.namespace),
         };
         let wanted = probe.event;
         let probe = Tried::new(pool, Of::Probe(probe));

@@ -8,9 +8,7 @@ use tokio::time::Instant;
 
 use super::{Due, FOREVER, Kind, Place, State};
 use crate::delivery::RawDelivery;
-use crate::inbox::event::{
-    EventId, EventLease, EventState, Failure, MOST_COLLAPSED, Take, TakenEvent, UNCOUNTED,
-};
+use crate::inbox::event::{EventId, EventLease, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::queue::Claims;
 use crate::store::Fence;
 
@@ -30,7 +28,6 @@ impl State {
 
     /// Takes the first event of a line.
     pub(super) fn take(&mut self, id: i64, take: &Take) -> TakenEvent {
-        let (id, collapsed) = self.collapse(id, take);
         self.unset_ready(id);
         self.last_fence += 1;
         let fence = self.last_fence;
@@ -67,45 +64,7 @@ impl State {
                 .filter(|_| !event.is_snoozed())
                 .map(|first| now - first),
             uncounted: event.uncounted / UNCOUNTED,
-            collapsed,
         }
-    }
-
-    /// Settles the first event of a line, and those behind it, that a newer one of their kind replaces. Returns the event
-    /// to take, and their number.
-    fn collapse(&mut self, first: i64, take: &Take) -> (i64, u32) {
-        let event = self.event(first);
-        let collapses = take.kinds.collapse().contains(&event.kind.1);
-        let Some(lane) = event.lane.filter(|_| collapses) else {
-            return (first, 0);
-        };
-        let kind = event.kind.clone();
-        let stands = |id: &i64| {
-            self.events.get(id).is_some_and(|event| {
-                let is_due = matches!(event.place, Place::Line { due } if due <= self.now);
-                is_due && event.kind == kind && !event.is_snoozed()
-            })
-        };
-        let line = self.lanes.get(&lane).map(|line| line.range(first..));
-        let run = line
-            .into_iter()
-            .flatten()
-            .take(usize::from(MOST_COLLAPSED) + 1);
-        let mut run: Vec<i64> = run.copied().take_while(stands).collect();
-        let newest = run.pop().unwrap_or(first);
-        for id in &run {
-            self.remove_from_line(*id);
-            let at = self.now;
-            let event = self.event(*id);
-            event.fail(&Failure::collapsed(newest), at);
-            event.expired = None;
-            event.place = Place::Ended {
-                state: EventState::Handled,
-                at,
-            };
-            self.with_body.insert((at, *id));
-        }
-        (newest, u32::try_from(run.len()).unwrap_or(u32::MAX))
     }
 
     pub(super) fn claim(&mut self, take: &Take, limit: usize, suspects: usize) -> Claims {

@@ -29,16 +29,6 @@ impl State {
         }
     }
 
-    /// Removes an event from its line before another one is taken that stands behind it.
-    pub(super) fn remove_from_line(&mut self, id: i64) {
-        self.unset_ready(id);
-        if let Some(lane) = self.event(id).lane
-            && let Some(line) = self.lanes.get_mut(&lane)
-        {
-            line.remove(&id);
-        }
-    }
-
     /// Removes an event from its line, and returns the event that is first now.
     pub(super) fn leave_line(&mut self, id: i64) -> Option<i64> {
         let lane = self.event(id).lane?;

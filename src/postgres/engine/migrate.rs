@@ -15,14 +15,8 @@ use super::error::{error, has_another_owner, is_locked, is_missing, was_idle};
 use super::name::Schema;
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
-/// The versions of a schema.
-#[derive(Clone, Copy)]
-pub(crate) struct Format {
-    /// How each version is made of the one before. The first one is version 1.
-    pub(crate) migrations: &'static [Migration],
-    /// A query by the name of a schema, which returns whether an unreleased draft of this crate made it.
-    pub(crate) is_draft: &'static str,
-}
+/// How each version of a schema is made of the one before. The first one is version 1.
+pub(crate) type Migrations = &'static [Migration];
 
 /// A version of a schema.
 #[derive(Clone, Copy)]
@@ -52,18 +46,22 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// Creates a schema, or brings it up to date. One of a later release is left as it is, and can be used if that release
 /// allows it: an older replica may restart during a rollout, and an image may be rolled back.
-pub(crate) async fn migrate(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Error> {
+pub(crate) async fn migrate(
+    pool: &PgPool,
+    schema: &Schema,
+    migrations: Migrations,
+) -> Result<(), Error> {
     // Needs no right to change anything, and no lock.
     match versions(pool, schema).await {
-        Ok(versions) if pending(&versions, schema, format)?.is_empty() => return Ok(()),
+        Ok(versions) if pending(&versions, schema, migrations)?.is_empty() => return Ok(()),
         Ok(_) => {}
-        Err(cause) if is_missing(&cause) => refuse_draft(pool, schema, format).await?,
+        Err(cause) if is_missing(&cause) => {}
         Err(cause) => return Err(error(cause, schema)),
     }
 
     let give_up = Instant::now() + PATIENCE;
     loop {
-        match upgrade(pool, schema, format).await {
+        match upgrade(pool, schema, migrations).await {
             Err(Failure::Sqlx(cause))
                 if (is_locked(&cause) || was_idle(&cause)) && Instant::now() < give_up =>
             {
@@ -103,25 +101,12 @@ async fn versions(
     versions.fetch_all(executor).await
 }
 
-async fn refuse_draft(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Error> {
-    let is_draft = sqlx::query_scalar(format.is_draft).bind(schema.name());
-    let is_draft = is_draft.fetch_one(pool).await;
-    match is_draft.map_err(|cause| error(cause, schema))? {
-        false => Ok(()),
-        true => Err(foreign(
-            schema,
-            "is of an unreleased draft of tower-webhook, whose keys and events cannot be used: use another schema, or \
-             drop this one",
-        )),
-    }
-}
-
 fn foreign(schema: &Schema, what: &str) -> Error {
     let message = format!("the schema `{}` {what}", schema.name());
     Error::new(ErrorKind::Foreign, message)
 }
 
-async fn upgrade(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Failure> {
+async fn upgrade(pool: &PgPool, schema: &Schema, migrations: Migrations) -> Result<(), Failure> {
     let mut transaction = pool.begin_with(BEGIN).await?;
     // Unlike a lock of the session, this one works behind PgBouncer too.
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('tower_webhook ' || $1, 0))")
@@ -144,7 +129,7 @@ async fn upgrade(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), 
     );
     execute(&mut transaction, &table).await?;
     let before = versions(&mut *transaction, schema).await?;
-    let pending = pending(&before, schema, format).map_err(Failure::Newer)?;
+    let pending = pending(&before, schema, migrations).map_err(Failure::Newer)?;
     let before = before.last().map_or(0, |(version, _)| *version);
     for (version, migration) in (before + 1..).zip(pending) {
         execute(&mut transaction, &schema.sql(migration.sql)).await?;
@@ -161,7 +146,7 @@ async fn upgrade(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), 
         tracing::info!(
             schema = schema.name(),
             before,
-            now = format.migrations.len(),
+            now = migrations.len(),
             "the PostgreSQL schema was upgraded"
         );
     }
@@ -179,16 +164,16 @@ async fn execute(transaction: &mut PgTransaction<'_>, sql: &str) -> sqlx::Result
 fn pending(
     versions: &[(i32, String)],
     schema: &Schema,
-    format: &Format,
-) -> Result<&'static [Migration], Error> {
+    migrations: Migrations,
+) -> Result<Migrations, Error> {
     let number = |version: i32| usize::try_from(version).unwrap_or(0);
     let newest = versions.last().map_or(0, |(version, _)| number(*version));
-    if let Some(pending) = format.migrations.get(newest..) {
+    if let Some(pending) = migrations.get(newest..) {
         return Ok(pending);
     }
     let later = versions
         .iter()
-        .filter(|(version, _)| number(*version) > format.migrations.len());
+        .filter(|(version, _)| number(*version) > migrations.len());
     let mut needs = later.map(|(_, lowest)| lowest);
     let refuses = |lowest: &&String| {
         let lowest = release(lowest);

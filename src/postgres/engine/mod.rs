@@ -9,7 +9,7 @@ mod value;
 
 pub(crate) use self::connections::Busy;
 pub(crate) use self::error::{code, corrupt, is_locked, is_without_answer};
-pub(crate) use self::migrate::{Format, Migration};
+pub(crate) use self::migrate::{Migration, Migrations};
 pub(crate) use self::name::Schema;
 pub(crate) use self::tables::Tables;
 pub(crate) use self::value::{Uuid, Value, column, micros};

@@ -4,7 +4,7 @@ use sqlx::postgres::PgPool;
 
 use super::connections::Pool;
 use super::error::error;
-use super::migrate::{Format, migrate};
+use super::migrate::{Migrations, migrate};
 use super::name::Schema;
 use crate::config::ConfigError;
 use crate::store::OpenError as Error;
@@ -33,8 +33,8 @@ impl Tables {
     }
 
     /// Creates the tables, or upgrades those of an earlier release.
-    pub(crate) async fn migrate(&self, format: &Format) -> Result<(), Error> {
-        migrate(self.pool.connections(), &self.schema, format).await?;
+    pub(crate) async fn migrate(&self, migrations: Migrations) -> Result<(), Error> {
+        migrate(self.pool.connections(), &self.schema, migrations).await?;
         self.pool.warn_if_commits_can_be_lost().await;
         Ok(())
     }

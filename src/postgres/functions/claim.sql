@@ -109,12 +109,12 @@ END $tower_webhook$;
 -- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_namespace bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
-    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_collapse text[], p_first bigint, p_last bigint
+    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_first bigint, p_last bigint
 )
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_uncounted integer, o_collapsed integer, o_next_due bigint,
+    o_tried_for bigint, o_uncounted integer, o_next_due bigint,
     o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint, o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
@@ -232,13 +232,6 @@ BEGIN
                     p_ready := 0;
                     v_again := true;
                     CONTINUE;
-                END IF;
-            END IF;
-            o_collapsed := 0;
-            IF cardinality(p_collapse) > 0 THEN
-                o_collapsed := {schema}.collapse(v_head, p_collapse);
-                IF o_collapsed > 0 THEN
-                    SELECT * INTO v_head FROM {schema}.head h WHERE h.lane = v_head.lane AND h.own = 0;
                 END IF;
             END IF;
             UPDATE {schema}.head h SET

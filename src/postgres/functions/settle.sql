@@ -111,13 +111,13 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_uncounted bigint[],
     p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_namespace bigint, p_only text[], p_except text[],
-    p_outcomes bytea[], p_reasons bytea[], p_took bigint[], p_collapse text[]
+    p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
 RETURNS TABLE (
     o_at bigint, o_is_held boolean,
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint,
-    o_uncounted integer, o_collapsed integer
+    o_uncounted integer
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -167,7 +167,7 @@ BEGIN
     SELECT
         e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::bytea,
         NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint,
-        NULL::integer, NULL::integer
+        NULL::integer
     FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
 
     FOREACH o_at IN ARRAY v_others LOOP
@@ -193,13 +193,6 @@ BEGIN
         IF {schema}.micros() - v_now > 1000000 THEN p_leases[o_at] := NULL; END IF;
         v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_namespace, p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
-            o_collapsed := 0;
-            IF cardinality(p_collapse) > 0 THEN
-                o_collapsed := {schema}.collapse(v_head, p_collapse);
-                IF o_collapsed > 0 THEN
-                    SELECT * INTO v_head FROM {schema}.head h WHERE h.lane = v_head.lane AND h.own = 0;
-                END IF;
-            END IF;
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
                 e.is_redriven, v_head.failures, v_head.crashes,
                 CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END, v_head.uncounted

@@ -18,7 +18,7 @@ use crate::config::ConfigError;
 use crate::error::Chain;
 use crate::postgres::engine::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::lease::Identity;
-use crate::postgres::schema::FORMAT;
+use crate::postgres::schema::MIGRATIONS;
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
 };
@@ -38,12 +38,12 @@ use crate::store::{
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use sqlx::PgPool;
 /// use tower_webhook::postgres::PostgresStore;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// let pool = PgPool::connect("postgres://app@db.internal/app").await?;
 /// let store = PostgresStore::new(pool);
 /// store.migrate().await?;
-/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
 /// ```
@@ -117,12 +117,12 @@ impl PostgresStore {
     /// # Errors
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
-    /// release that does not let this one use it, by an unreleased draft, or by another program.
+    /// release that does not let this one use it, or by another program.
     /// [`OpenError::kind`] distinguishes these, and the error says what to do.
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.tables.migrate(&FORMAT).await
+        self.tables.migrate(MIGRATIONS).await
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.

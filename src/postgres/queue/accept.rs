@@ -177,7 +177,6 @@ fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
         crashes: 0,
         uncounted: 0,
         tried_for: None,
-        collapsed: 0,
     };
     Ok(Accepted::New {
         id,

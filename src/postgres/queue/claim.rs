@@ -23,16 +23,16 @@ use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $14, true)) AS c (call)
+    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $13, true)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
-        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10, $11, $12, $13
+        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10, $11, $12
     ) AS o";
 
 /// The columns of the last row, which has no event.
-const NEXT_DUE: usize = 15;
-const FLOOR: usize = 16;
-const TOOK: usize = 20;
-const SET_BACK: usize = 21;
+const NEXT_DUE: usize = 14;
+const FLOOR: usize = 15;
+const TOOK: usize = 19;
+const SET_BACK: usize = 20;
 
 /// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
 const LAST_LOOK: i32 = 2;
@@ -134,7 +134,6 @@ impl Claim {
             parameters::number(suspects),
         ];
         values.extend(floor.values());
-        values.push(parameters::collapse(Some(&take.kinds)));
         values.extend([events.start(), events.end()].map(|id| Value::Number(*id)));
         let mut rows = database.take(connected, CLAIM, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;

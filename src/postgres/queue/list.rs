@@ -499,12 +499,12 @@ mod tests {
     #[tokio::test(flavor = "multi_thread")]
     async fn a_list_of_a_chat_reads_its_index_in_order() {
         use crate::postgres::engine::{Schema, Tables};
-        use crate::postgres::schema::FORMAT;
+        use crate::postgres::schema::MIGRATIONS;
         use crate::postgres::tests::{self, execute};
 
         let pool = tests::Database::create().await.pool(1).await;
         let tables = Tables::new(pool.clone());
-        tables.migrate(&FORMAT).await.unwrap();
+        tables.migrate(MIGRATIONS).await.unwrap();
         let database = Database::new(tables);
         let fill = Schema::default().sql(
             "INSERT INTO {schema}.events (accepted, keep_until, chat_lane, kind, chat)

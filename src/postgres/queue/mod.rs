@@ -37,7 +37,7 @@ use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
 };
 use crate::postgres::engine::Tables;
-use crate::postgres::schema::FORMAT;
+use crate::postgres::schema::MIGRATIONS;
 use crate::store::{OpenError, StoreError};
 use crate::telemetry::{Count, CountsOf};
 
@@ -130,12 +130,12 @@ impl PostgresQueue {
     /// # Errors
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
-    /// release that does not let this one use it, by an unreleased draft, or by another program. [`OpenError::kind`]
+    /// release that does not let this one use it, or by another program. [`OpenError::kind`]
     /// distinguishes these, and the error says what to do.
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.shared.database.tables.migrate(&FORMAT).await
+        self.shared.database.tables.migrate(MIGRATIONS).await
     }
 }
 

@@ -22,12 +22,6 @@ pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 3] {
     [Value::Optional(namespace), only, except]
 }
 
-/// The parameter of the kinds whose events are replaced by newer ones.
-pub(super) fn collapse(kinds: Option<&Kinds>) -> Value {
-    let names = kinds.into_iter().flat_map(Kinds::collapse);
-    Value::Texts(names.map(ToString::to_string).collect())
-}
-
 /// The parameters by which events in progress are found.
 pub(super) fn handles<'a>(leases: impl Iterator<Item = &'a EventLease> + Clone) -> [Value; 3] {
     [

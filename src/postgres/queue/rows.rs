@@ -130,7 +130,6 @@ fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
         crashes,
         tried_for: duration(row, at + 12)?,
         uncounted: count(row, at + 13)? / UNCOUNTED,
-        collapsed: count(row, at + 14)?,
     }))
 }
 

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::batches::{Batches, Call, Executed, Release, Result, Row};
 use super::database::Database;
-use super::parameters::{collapse, failures, handles, kinds, sort, unsort};
+use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
 use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
@@ -21,9 +21,9 @@ use crate::store::OpenError as Error;
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-        o_failures, o_crashes, o_tried_for, o_uncounted, o_collapsed
-    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $17, true)) AS c (time, call)
-    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+        o_failures, o_crashes, o_tried_for, o_uncounted
+    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $16, true)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -236,7 +236,6 @@ fn values(calls: &[End]) -> Vec<Value> {
         outcomes,
         reasons,
         took,
-        collapse(next),
     ]
 }
 

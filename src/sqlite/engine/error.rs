@@ -27,8 +27,6 @@ pub(super) enum Reason {
     ReadOnly,
     /// It is another program's database.
     Foreign,
-    /// A draft of this library wrote it, before the first release.
-    Draft,
     /// It is used for something else. The text says for what.
     Purpose(&'static str),
     /// A later release has changed the schema, and this one is lower than the lowest that may use it, if that is known.
@@ -80,7 +78,7 @@ impl FileError {
             Reason::Create(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorKind::Denied
             }
-            Reason::Foreign | Reason::Draft | Reason::Purpose(_) => ErrorKind::Foreign,
+            Reason::Foreign | Reason::Purpose(_) => ErrorKind::Foreign,
             Reason::NewerSchema { .. } => ErrorKind::NewerSchema,
             Reason::NoWal { .. } => ErrorKind::Unsuitable,
             Reason::Truncated => ErrorKind::Corrupt,
@@ -126,7 +124,6 @@ messages! {
         Self::Create(_) => "cannot be created: its directory must exist, and this user must be allowed to write there";
         Self::ReadOnly => "{READ_ONLY}";
         Self::Foreign => "is the database of another program, and was left as it is: choose another path";
-        Self::Draft => "was written by an unreleased draft of this library, and was left as it is: choose another path";
         Self::Purpose(refusal) => "{refusal}";
         Self::NewerSchema { version, lowest } => "has version {version} of the schema, which only release {} of this \
             library or a later one may use, and this is release {}: use a later release, or another path",

@@ -63,7 +63,7 @@ fn warn_of_others(path: &Path) {
     }
 }
 
-/// Refuses a file of another program, or of a draft, before SQLite changes anything: a connection that may write moves
+/// Refuses a file of another program before SQLite changes anything: a connection that may write moves
 /// the log that a crash has left into the file, and so does one that only reads, unless the file is immutable for it.
 ///
 /// Not by other means than SQLite, see [`open`]. What cannot be read is left to the next connection.

@@ -17,9 +17,6 @@ use super::format::Format;
 /// Marks our files among those of other programs: "twhk".
 const APPLICATION_ID: i64 = i64::from_be_bytes(*b"\0\0\0\0twhk");
 
-/// That of drafts, before the first release: "wbhk".
-const OF_DRAFTS: i64 = i64::from_be_bytes(*b"\0\0\0\0wbhk");
-
 fn number(db: &Connection, sql: &str) -> rusqlite::Result<i64> {
     db.query_row(sql, [], |row| row.get(0))
 }
@@ -28,7 +25,6 @@ fn number(db: &Connection, sql: &str) -> rusqlite::Result<i64> {
 pub(super) fn check_header(db: &Connection) -> Result<(), Reason> {
     match number(db, "PRAGMA application_id")? {
         0 | APPLICATION_ID => Ok(()),
-        OF_DRAFTS => Err(Reason::Draft),
         _ => Err(Reason::Foreign),
     }
 }

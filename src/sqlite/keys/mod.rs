@@ -23,11 +23,11 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 ///
 /// ```no_run
 /// use tower_webhook::sqlite::SqliteStore;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = SqliteStore::open("webhooks.db")?;
-/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
 /// ```

@@ -10,12 +10,10 @@ use super::row::{self, Work};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{
-    EventId, EventLease, Failure, Lane, MOST_COLLAPSED, Take, TakenEvent, UNCOUNTED,
-};
+use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::headers;
 use crate::sqlite::engine::{Tx, is_damage};
-use crate::sqlite::schema::{Place, State, sql};
+use crate::sqlite::schema::{Place, sql};
 use crate::store::Fence;
 
 const FIRST: &str = concat!(
@@ -27,12 +25,6 @@ const FIRST_BEHIND: &str = sql!(concat!(
     "SELECT ",
     row::columns!(),
     " FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind ORDER BY seq"
-));
-const BEHIND: &str = sql!(concat!(
-    "SELECT ",
-    row::columns!(),
-    " FROM work INDEXED BY work_line
-    WHERE lane = ?1 AND place = $Behind AND seq > ?2 ORDER BY seq LIMIT ?3"
 ));
 const FIRST_PLACE: &str =
     "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place";
@@ -54,7 +46,6 @@ const CONTENT: &str = "
 pub(super) const STATEMENTS: &[&str] = &[
     FIRST,
     FIRST_BEHIND,
-    BEHIND,
     FIRST_PLACE,
     MOVE,
     PROMOTE,
@@ -209,43 +200,13 @@ pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> Result<()> {
     work.update(tx)
 }
 
-/// Settles the first event of a line, and those behind it, that a newer one of their kind replaces. Returns the event to
-/// take, and their number.
-fn collapse(tx: &Tx<'_>, first: &Work) -> Result<(Work, u32)> {
-    let Some(lane) = first.lane.filter(|_| !first.is_snoozed()) else {
-        return Ok((*first, 0));
-    };
-    let mut behind = tx.prepare(BEHIND)?;
-    let behind = behind.query_map(params![lane, first.seq, MOST_COLLAPSED], Work::read)?;
-    let (mut newest, mut run) = (*first, Vec::new());
-    for work in behind {
-        let work = work?;
-        if work.kind != first.kind || work.due > tx.now || work.is_snoozed() {
-            break;
-        }
-        run.push(newest);
-        newest = work;
-    }
-    let failure = Failure::collapsed(newest.seq);
-    for work in &run {
-        row::fail(tx, work.seq, &failure)?;
-        Work::remove(tx, work.seq)?;
-        row::end(tx, work.seq, State::Handled, work.failures)?;
-    }
-    Ok((newest, u32::try_from(run.len()).unwrap_or(u32::MAX)))
-}
-
-/// Takes an event that is first in its line, or the newest one that replaces it. Returns none if its content is damaged.
+/// Takes an event that is first in its line. Returns none if its content is damaged.
 pub(super) fn take(
     tx: &mut Tx<'_>,
     work: &Work,
     kind: EventKind,
     take: &Take,
 ) -> Result<Option<TakenEvent>> {
-    let (work, collapsed) = match take.kinds.collapse().contains(&kind) {
-        true => collapse(tx, work)?,
-        false => (*work, 0),
-    };
     let fence = tx.token();
     tx.prepare(TAKE)?.execute(params![
         work.seq,
@@ -263,10 +224,7 @@ pub(super) fn take(
         })
     });
     match content {
-        Ok(delivery) => Ok(Some(TakenEvent {
-            collapsed,
-            ..taken(tx, &work, fence, delivery)
-        })),
+        Ok(delivery) => Ok(Some(taken(tx, work, fence, delivery))),
         // Others can be read. This one comes again when its lease expires.
         Err(error) if is_damage(&error) => {
             tracing::error!(
@@ -311,6 +269,5 @@ pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery
             .filter(|_| !work.is_snoozed())
             .map(|first| row::until(tx.now, first)),
         uncounted: work.uncounted / UNCOUNTED,
-        collapsed: 0,
     }
 }

@@ -9,7 +9,7 @@ use http::Request;
 use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
+use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Tuning, Work};
 use tower_webhook::inbox::{
     Accept, Action, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
     WorkerHandle,

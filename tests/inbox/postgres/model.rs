@@ -55,12 +55,7 @@ impl Random {
             true => Duration::from_micros(1),
             false => HOUR,
         };
-        let collapse = match self.one_in(3) {
-            true => [self.pick(&KINDS)].into(),
-            false => std::collections::BTreeSet::new(),
-        };
         let kinds = self.kinds().within(self.namespace());
-        let kinds = kinds.collapsing(collapse);
         Take { lease, kinds }
     }
 
@@ -163,7 +158,7 @@ fn same_taken(memory: &TakenEvent, postgres: &TakenEvent) -> Held {
             taken.delivery.attempt(),
             taken.delivery.is_redriven(),
             taken.lane,
-            (taken.failures, taken.crashes, taken.collapsed),
+            (taken.failures, taken.crashes),
             taken.tried_for.is_some(),
         )
     };

@@ -8,8 +8,8 @@ use tower_webhook::inbox::internal::Work;
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take, TakenEvent};
-use tower_webhook::inbox::{By, Change, EventId, EventState, Lane};
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
+use tower_webhook::inbox::{By, Change, EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
 use super::processes::two_processes;
@@ -257,34 +257,6 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
         assert_eq!(changed, Change::Made);
     }
     let read = pinned.read("true").await - before;
-    assert!(read <= 3_000, "{read} entries were read");
-
-    // Events that newer ones replace, by a claim and behind an attempt that ends.
-    let before = pinned.read("indexrelname <> 'head_due'").await;
-    let mut replacing = take();
-    let kind = event(None, None).delivery.kind().clone();
-    replacing.kinds = replacing.kinds.collapsing([kind].into());
-    for lane in 500..506 {
-        for _ in 0..5 {
-            queue.accept(event(None, Some(lane)), None).await.unwrap();
-        }
-        let claims = queue.claim(&replacing, 100, 100).await.unwrap();
-        let of_lane = |event: &&TakenEvent| event.lane == Some(Lane(lane));
-        let first = claims.events.iter().find(of_lane).unwrap();
-        assert_eq!(first.collapsed, 4);
-        for _ in 0..5 {
-            queue.accept(event(None, Some(lane)), None).await.unwrap();
-        }
-        let settled = queue.settle(&first.lease, &Settlement::Handled, Some(&replacing));
-        match settled.await.unwrap() {
-            Settled::Ended(Some(next)) => {
-                assert_eq!(next.collapsed, 4);
-                end(queue, &next, Settlement::Handled).await;
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-    let read = pinned.read("indexrelname <> 'head_due'").await - before;
     assert!(read <= 3_000, "{read} entries were read");
 
     // Leases that expire, and events that return to their lanes. A claim reads `head_due`.

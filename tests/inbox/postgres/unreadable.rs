@@ -67,7 +67,7 @@ async fn forged_kinds_do_not_slow_claims_down() {
     // A claim does not visit them. Each visit reads some pages.
     execute(&pool, "VACUUM tower_webhook.head").await;
     let claim = "EXPLAIN (ANALYZE, BUFFERS) SELECT tower_webhook.claim(
-        30000000, 0, NULL, '{}', 64, 8, '{}', 0, 0, 0, '{}', 0, 1000000)";
+        30000000, 0, NULL, '{}', 64, 8, '{}', 0, 0, 0, 0, 1000000)";
     let plan: Vec<String> = sqlx::query_scalar(claim).fetch_all(&pool).await.unwrap();
     let hits = plan.iter().find_map(|line| line.split_once("shared hit="));
     let (_, hits) = hits.unwrap_or_else(|| panic!("{plan:?}"));

@@ -18,7 +18,6 @@ mod actions;
 mod alone;
 mod attempts;
 mod changes;
-mod collapse;
 mod counts;
 mod crashes;
 mod endings;
@@ -60,11 +59,6 @@ pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
     redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
     settled_events_are_redriven, unsettled_events_are_discarded,
-};
-pub(crate) use self::collapse::{
-    dead_and_snoozed_events_are_not_replaced, long_runs_collapse_in_steps,
-    newest_events_return_after_crashes, other_kinds_end_runs, retried_events_are_replaced,
-    runs_collapse, workers_collapse_together,
 };
 pub(crate) use self::counts::{
     counts_of_processes_add_up, newest_counts_come_first, old_counts_are_put_together,
@@ -203,13 +197,6 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         kinds_that_are_left_hold_lanes
         namespaces_are_apart
         pauses_are_for_all_namespaces
-        runs_collapse
-        long_runs_collapse_in_steps
-        other_kinds_end_runs
-        dead_and_snoozed_events_are_not_replaced
-        retried_events_are_replaced
-        newest_events_return_after_crashes
-        workers_collapse_together
         attempts_end_once
         expired_attempts_may_end
         late_finishers_change_nothing

@@ -7,6 +7,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal;
 use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventRouter, IdempotencyKey, RawDelivery, SignatureLayer};
@@ -34,7 +35,7 @@ async fn deliveries_without_a_key_are_refused_if_one_is_required() {
 #[tokio::test(start_paused = true)]
 async fn events_are_found_by_their_keys() {
     let of_crm = inbox().namespace("crm");
-    let of_others = Inbox::new(of_crm.queue().clone());
+    let of_others = Inbox::new(internal::queue(&of_crm).clone());
     let accept = async || send(&webhooks(&of_crm), event("chat", 1)).await.assert_ok();
     accept().await;
     send(&webhooks(&of_crm), event("chat", 2)).await.assert_ok();

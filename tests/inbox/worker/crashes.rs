@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{Kinds, Work};
+use tower_webhook::inbox::internal::{self, Kinds, Tuning, Work};
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
@@ -24,7 +24,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
             lane: Some(Lane(n)),
             ..new_event(EventKind::CHAT_RATED, r#"{"id":"a"}"#)
         };
-        inbox.queue().accept(event, None).await.unwrap()
+        internal::queue(&inbox).accept(event, None).await.unwrap()
     };
     for n in 0..3 {
         assert!(matches!(accepted(n).await, Accepted::New { .. }));
@@ -32,14 +32,19 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     // Processes that take the events, and die.
     let take = take(SECOND);
     assert_eq!(
-        inbox.queue().claim(&take, 9, 1).await.unwrap().events.len(),
+        internal::queue(&inbox)
+            .claim(&take, 9, 1)
+            .await
+            .unwrap()
+            .events
+            .len(),
         3
     );
     // The first one takes each process with it. The others were only beside it, and come one at a time.
     let mut deaths = 1;
     while deaths < 3 {
         sleep(2 * SECOND).await;
-        let claims = inbox.queue().claim(&take, 9, 1).await.unwrap();
+        let claims = internal::queue(&inbox).claim(&take, 9, 1).await.unwrap();
         assert_eq!(claims.events.len(), 1, "one suspect at a time");
         let suspect = &claims.events[0];
         match suspect.lease.id {
@@ -48,9 +53,8 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
                 deaths += 1;
             }
             _ => {
-                let released = inbox
-                    .queue()
-                    .settle(&suspect.lease, &Settlement::Released, None);
+                let released =
+                    internal::queue(&inbox).settle(&suspect.lease, &Settlement::Released, None);
                 assert!(matches!(released.await, Ok(Settled::Ended(None))));
             }
         }
@@ -77,7 +81,7 @@ async fn crashed(inbox: &Inbox<MemoryQueue>, kind: EventKind, lane: i64, crashes
         lane: Some(Lane(lane)),
         ..new_event(kind, format!(r#"{{"id":"{lane}","rating":1}}"#))
     };
-    let queue = inbox.queue();
+    let queue = internal::queue(inbox);
     let Accepted::New { id, taken } = queue.accept(event, Some(&take)).await.unwrap() else {
         panic!("a new event");
     };

@@ -42,41 +42,6 @@ async fn one_attempt_at_a_time_per_chat_and_no_more_than_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn only_the_newest_of_consecutive_events_is_handled() {
-    let (inbox, crm) = (inbox(), NotingCrm::default());
-    crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).collapse(EventKind::CHAT_RATED);
-    let worker = worker.collapse(EventKind::CHAT_CLOSED).spawn();
-    let webhooks = webhooks(&inbox);
-    for n in 1..=5 {
-        send(&webhooks, event("a", n)).await.assert_ok();
-    }
-    send(&webhooks, event("b", 1)).await.assert_ok();
-    within_a_month(|| crm.attempts() >= 4).await;
-    crm.down.store(false, Ordering::SeqCst);
-    within_a_month(|| crm.handled() == 2).await;
-    // A slow attempt is not replaced, and those behind it are.
-    *lock(&crm.takes) = 10 * SECOND;
-    for n in 6..=9 {
-        send(&webhooks, event("a", n)).await.assert_ok();
-    }
-    within_a_month(|| crm.handled() == 4).await;
-    worker.drain(SECOND).await.unwrap();
-    let order = crm.order();
-    assert_eq!(
-        (&order["a"][..], &order["b"][..]),
-        (&[5, 6, 9][..], &[1][..])
-    );
-    assert_eq!(states(&inbox).await, [EventState::Handled; 10]);
-    let first = inbox.get(EventId(1)).await.unwrap().unwrap();
-    let outcomes = first
-        .failures
-        .iter()
-        .map(|past| past.failure.outcome.as_str());
-    assert_eq!(outcomes.collect::<Vec<_>>(), ["failed", "collapsed"]);
-}
-
-#[tokio::test(start_paused = true)]
 async fn dead_letters_hold_their_lane_on_request() {
     let inbox = inbox();
     let handled = Arc::new(AtomicUsize::new(0));

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tower::Layer;
-use tower_webhook::WebhookLayer;
+use tower_webhook::Webhooks;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::KeyState;
 
@@ -255,7 +254,9 @@ async fn several_layers_share_one_store() {
     let (store, crm) = (MokaStore::new(), Crm::default());
     let other_secret = tower_webhook::Secret::new("another").unwrap();
     let one = layer(&store).layer(router(&crm));
-    let two = WebhookLayer::with_store(other_secret.clone(), store).layer(router(&crm));
+    let two = Webhooks::new(other_secret.clone())
+        .store(store)
+        .layer(router(&crm));
     let for_two = || {
         delivery(BODY)
             .key("a")

@@ -1,10 +1,10 @@
 //! The order in which it compiles: without this, the others could fail for any reason.
 
-use tower::{Layer, ServiceBuilder};
+use tower::ServiceBuilder;
 use tower_webhook::event::ChatRated;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult};
-use tower_webhook::{IdempotencyLayer, Secret, SignatureLayer, WebhookLayer};
+use tower_webhook::{IdempotencyLayer, Secret, SignatureLayer, Webhooks};
 
 struct Crm;
 
@@ -17,7 +17,8 @@ impl Handler<ChatRated> for Crm {
 fn main() {
     let secret = Secret::new("secret").unwrap();
     let events = EventRouter::new().on::<ChatRated>(Crm);
-    let paved = WebhookLayer::new(secret.clone()).layer(events.clone());
+    let paved = Webhooks::new(secret.clone()).start(events.clone());
+    let (paved, _) = paved.unwrap();
     let by_hand = ServiceBuilder::new()
         .layer(SignatureLayer::new(secret))
         .layer(IdempotencyLayer::new(MokaStore::new()))

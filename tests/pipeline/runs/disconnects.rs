@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::{Instant, sleep};
+use tower_webhook::inbox::internal::max_detached;
 use tower_webhook::store::KeyState;
 use tracing::Level;
 
@@ -49,7 +50,7 @@ async fn client_may_disconnect_during_a_drain() {
     let layer = layer(&store);
     let runs = layer.runs();
     // The handle that was taken first knows the runs of the layer that came of it.
-    let service = layer.max_detached(8).layer(work.router());
+    let service = layer.replay_guard().layer(work.router());
 
     leave(&service, "a").await;
     let draining = tokio::spawn({
@@ -160,8 +161,9 @@ async fn drain_waits_for_the_release_of_a_dropped_run() {
         _ => Fault::None,
     });
     let work = Work::new(|_| succeeds(seconds(30)));
-    let layer = layer(&store).max_detached(0);
+    let layer = layer(&store);
     let (service, runs) = (layer.layer(work.router()), layer.runs());
+    max_detached(&runs, 0);
 
     leave(&service, "k").await;
     assert_eq!((runs.detached(), work.running()), (0, 0));
@@ -220,8 +222,9 @@ async fn run_over_the_detached_limit_is_dropped_and_its_key_released() {
     let logs = Log::capture(Level::DEBUG);
     let store = TestStore::<true>::default();
     let work = Work::new(|_| succeeds(seconds(30)));
-    let layer = layer(&store).max_detached(2);
+    let layer = layer(&store);
     let (service, runs) = (layer.layer(work.router()), layer.runs());
+    max_detached(&runs, 2);
 
     for key in ["a", "b", "c"] {
         leave(&service, key).await;

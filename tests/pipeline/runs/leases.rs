@@ -9,9 +9,7 @@ use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::store::{EventKey, KeyState, Store};
-use tower_webhook::{
-    Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer, Webhooks,
-};
+use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, Webhooks};
 use tracing::Level;
 
 use support::Ready;
@@ -384,7 +382,7 @@ async fn handler_that_panics_when_it_is_dropped_at_its_time_limit_is_retried() {
         let _panics = Panics;
         std::future::pending().await
     });
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(router);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(router);
     for _ in 0..2 {
         let answered = deliver(&service, "k").await;
         answered.assert_problem(503, "handler-timeout");
@@ -399,21 +397,21 @@ async fn layer_inside_another_one_on_the_same_store_is_a_clear_error() {
     let store = TestStore::<true>::default();
     let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
     let inner = IdempotencyLayer::new(store.clone()).layer(router.clone());
-    let service = WebhookLayer::with_store(secret(), store.clone()).layer(inner);
+    let service = Webhooks::new(secret()).store(store.clone()).layer(inner);
     deliver(&service, "k").await.assert_problem(500, "failed");
     assert_eq!(logs.count(Level::ERROR, "remove one of the two"), 1);
     assert_eq!(store.state("k").await, KeyState::Free);
 
     let guarded = IdempotencyLayer::new(store.clone()).replay_guard();
     let inner = guarded.clone().layer(router.clone());
-    let service = WebhookLayer::from_layers(SignatureLayer::new(secret()), guarded).layer(inner);
+    let service = Webhooks::new(secret()).idempotency(guarded).layer(inner);
     send(&service, delivery(BODY))
         .await
         .assert_problem(500, "failed");
     assert_eq!(logs.count(Level::ERROR, "remove one of the two"), 2);
 
     let inner = IdempotencyLayer::new(TestStore::<true>::default()).layer(router);
-    let service = WebhookLayer::with_store(secret(), store).layer(inner);
+    let service = Webhooks::new(secret()).store(store).layer(inner);
     deliver(&service, "k").await.assert_ok();
 
     // A layer outside that claimed nothing does not hold the key that is in flight.

@@ -9,10 +9,10 @@ use tower_webhook_sandbox::{AttemptResult, EventState, Fault, Sandbox, Settings,
 
 use super::{HOUR, Recorder, signed};
 
+use support::Ready;
 use tokio::net::TcpListener;
-use tower::Layer;
 use tower_webhook::event::ChatOpened;
-use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Webhooks};
 
 async fn serve(app: axum::Router) -> String {
     format!("http://{}/webhooks", support::net::serve(app).await)
@@ -55,7 +55,7 @@ async fn receiver_gets_every_event_of_a_chat() {
             .push(delivery.payload.id.clone().unwrap());
         async { Ok(()) }
     });
-    let webhooks = WebhookLayer::new(Secret::new("secret").unwrap()).layer(events);
+    let webhooks = Webhooks::new(Secret::new("secret").unwrap()).layer(events);
     let url = serve(axum::Router::new().route_service("/webhooks", webhooks)).await;
 
     let sandbox = to(&url);

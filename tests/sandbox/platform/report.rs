@@ -24,9 +24,9 @@ async fn report_is_a_table() {
 
 #[tokio::test(start_paused = true)]
 async fn report_of_a_failing_test_says_why() {
-    use tower::Layer;
+    use support::Ready;
     use tower_webhook::event::{ChatClosed, ChatOpened, ChatRated};
-    use tower_webhook::{Delivery, EventRouter, HandlerError, WebhookLayer};
+    use tower_webhook::{Delivery, EventRouter, HandlerError, Webhooks};
 
     let events = EventRouter::new()
         .on::<ChatOpened>(async |delivery: Delivery<ChatOpened>| {
@@ -38,7 +38,7 @@ async fn report_of_a_failing_test_says_why() {
         })
         .on::<ChatRated>(async |_: Delivery<ChatRated>| Err(HandlerError::discard("too old")));
     let secret = Secret::new("secret").unwrap();
-    let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(events));
+    let sandbox = Sandbox::in_process(Webhooks::new(secret.clone()).layer(events));
     sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
     let other = Webhook::new("/webhooks").signed(Secret::new("other").unwrap());
     sandbox.configure(EventKind::MESSAGE_CREATED, other);

@@ -170,32 +170,6 @@ async fn dump(pool: &PgPool) -> String {
     sqlx::query_scalar(dump).fetch_one(pool).await.unwrap()
 }
 
-/// The first and the last schema that no release has had.
-#[tokio::test(flavor = "multi_thread")]
-async fn schema_of_a_draft_is_refused_and_left_as_it_is() {
-    for draft in [
-        include_str!("../../fixtures/postgres-draft-first.sql"),
-        include_str!("../../fixtures/postgres-draft-last.sql"),
-    ] {
-        let database = Database::create().await;
-        let pool = database.pool(1).await;
-        execute(&pool, draft).await;
-        let before = dump(&pool).await;
-        let store = PostgresStore::new(pool.clone());
-        let error = store.migrate().await.unwrap_err();
-        assert_eq!(error.kind(), OpenErrorKind::Foreign);
-        let message = chain(&error);
-        assert!(message.contains("`tower_webhook`"), "{message}");
-        assert!(message.contains("unreleased draft"), "{message}");
-        assert!(message.contains("use another schema, or drop"), "{message}");
-        assert_eq!(dump(&pool).await, before);
-
-        let other = store.with_schema("other").unwrap();
-        other.migrate().await.unwrap();
-        complete(&other, "key", RETENTION).await;
-    }
-}
-
 /// A table of somebody else that has a name of ours.
 #[tokio::test(flavor = "multi_thread")]
 async fn schema_of_another_program_is_refused_and_left_as_it_is() {

@@ -251,7 +251,6 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
     let text = html! {
         "No " b { (name(&first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
         (long(first.expected_within)) ". "
-        @if first.unrated > 0 { (first.unrated) " chats were closed and not rated. " }
         @if !others.is_empty() { "Also " (names(others.iter().map(|it| &it.kind))) ". " }
         "Check in the partner portal that the webhook is active."
     };

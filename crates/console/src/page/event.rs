@@ -10,7 +10,7 @@ use tower_webhook::inbox::{Action, BlockedLane, EventId, EventRecord, EventState
 use super::super::operations::More;
 use super::actions::of_event;
 use super::events::{Columns, Failed, rest, table, waiting};
-use super::parts::{button, chat as chat_link, collapsed, next_attempt, reason_field, state};
+use super::parts::{button, chat as chat_link, next_attempt, reason_field, state};
 use super::text::{ago, clip, full_time, kind, labelled_time, short};
 use super::view::View;
 
@@ -172,13 +172,10 @@ fn timeline(view: &View, record: &EventRecord) -> Markup {
             @for failure in &record.failures[earlier..] {
                 li {
                     (full_time(failure.at)) " "
-                    @if let Some(into) = failure.failure.collapsed_into() { (collapsed(view, into)) }
-                    @else {
-                        b.bad { (failure.failure.outcome) }
-                        @if let Some(took) = failure.failure.took { " after " (short(took)) }
-                        @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-                        @else { ": " (clip(&failure.failure.reason, 300)) }
-                    }
+                    b.bad { (failure.failure.outcome) }
+                    @if let Some(took) = failure.failure.took { " after " (short(took)) }
+                    @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+                    @else { ": " (clip(&failure.failure.reason, 300)) }
                 }
             }
             @if let Some(settled) = event.settled_at {

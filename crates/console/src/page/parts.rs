@@ -41,20 +41,10 @@ pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
 pub(super) fn reason(view: &View, failure: Option<&Failure>, most: usize) -> Markup {
     html! {
         @if let Some(failure) = failure {
-            @if let Some(into) = failure.collapsed_into() { (collapsed(view, into)) }
-            @else {
-                b.bad { (clip(&failure.outcome, 60)) }
-                @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-                @else { ": " (clip(&failure.reason, most)) }
-            }
+            b.bad { (clip(&failure.outcome, 60)) }
+            @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+            @else { ": " (clip(&failure.reason, most)) }
         }
-    }
-}
-
-/// That an event was replaced by a newer one, which is no failure.
-pub(super) fn collapsed(view: &View, into: i64) -> Markup {
-    html! {
-        b { "collapsed" } " into " a href=(view.url(format_args!("/events/{into}"))) { "event " (into) }
     }
 }
 

@@ -17,10 +17,9 @@ struct Pair {
 
 fn shown(taken: &TakenEvent) -> String {
     format!(
-        "{} of {:?}, {} replaced, {} failures, {} crashes, {:?}, {:?}, redriven {}",
+        "{} of {:?}, {} failures, {} crashes, {:?}, {:?}, redriven {}",
         taken.lease.id,
         taken.lane,
-        taken.collapsed,
         taken.failures,
         taken.crashes,
         taken.tried_for,
@@ -66,11 +65,7 @@ impl Pair {
             1 => Kinds::all().except([EventKind::CHAT_RATED]),
             _ => Kinds::all(),
         };
-        let collapse = match self.random.u8(0..3) {
-            0 => [EventKind::CHAT_RATED].into(),
-            _ => std::collections::BTreeSet::new(),
-        };
-        let kinds = kinds.within(namespace).collapsing(collapse);
+        let kinds = kinds.within(namespace);
         Take { lease, kinds }
     }
 

@@ -225,15 +225,6 @@ async fn statements_are_compiled_once() {
     let record = queue.get(taken.lease.id).await.unwrap().unwrap();
     assert_eq!(record.failures.len(), 100);
     assert_eq!(record.summary.failures, 110);
-    // Events that newer ones replace.
-    let kinds = Kinds::all().collapsing([EventKind::CHAT_RATED].into());
-    let replacing = Take { kinds, ..take() };
-    for lane in 101..104 {
-        queue.add(event(lane)).await;
-        let newest = queue.add(event(lane)).await;
-        let claims = queue.claim(&replacing, 100, 0).await.unwrap();
-        assert_eq!(claims.events.last().unwrap().lease.id.0, newest);
-    }
     for _ in 0..2 {
         let last = queue.add_and_take(event(100)).await;
         queue.end(&last, Settlement::Handled).await;
