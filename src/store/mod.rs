@@ -40,7 +40,9 @@ use std::time::Duration;
 
 pub use self::error::{SettleError, StoreError, StoreErrorKind};
 pub use self::identity::EventKey;
-pub(crate) use self::identity::{BodyDigest, Identity, KeySpace};
+pub(crate) use self::identity::Identity;
+#[cfg(feature = "sqlite")]
+pub(crate) use self::identity::{BodyDigest, KeySpace};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub use self::open_error::{OpenError, OpenErrorKind};
 
