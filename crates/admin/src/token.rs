@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn error_names_the_environment_variable() {
         let token = AccessToken::from_env("CARGO_PKG_NAME").unwrap(); // Cargo sets it for tests.
-        assert_eq!(token.bytes(), b"tower-webhook");
+        assert_eq!(token.bytes(), b"tower-webhook-admin");
 
         let error = AccessToken::from_env("TOWER_WEBHOOK_NO_SUCH_VARIABLE").unwrap_err();
         assert!(
