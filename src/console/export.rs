@@ -18,7 +18,6 @@ use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 
-use super::bulk::first;
 use super::guard::actor;
 use super::operations::{Operations, SEARCH};
 use super::page::{View, clamped};
@@ -58,9 +57,9 @@ pub(super) async fn export(
     };
     let filter = search.filter(&console)?;
     let inbox = Arc::clone(inbox(&console)?);
-    let turn = console.jobs.turn_of_export().await;
+    let turn = console.turns.of_export().await;
     // Events that are accepted meanwhile are not in it, so that it ends.
-    let newest = first(&*inbox, Page::newest(1)).await?;
+    let seen = inbox.seen().await?;
     tracing::info!(
         actor = actor(&console, &headers),
         filter = search.logged(),
@@ -69,7 +68,7 @@ pub(super) async fn export(
     );
     let hides_payloads = console.hides_payloads;
     let export = Export {
-        newest: newest.unwrap_or(EventId(0)),
+        newest: seen.map_or(EventId(0), |seen| seen.newest),
         page: Some(Page {
             newest_first: search.newest_first(),
             ..Page::oldest(STEP).within(SEARCH)

@@ -1,5 +1,7 @@
 //! Why a request has no page.
 
+use std::error::Error;
+
 use axum::Extension;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
@@ -9,7 +11,7 @@ use maud::Markup;
 use super::page::{View, problem};
 use super::settings::Console;
 use crate::error::Chain;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// Why a request has no page. As a response, it is for [`guard`](super::guard::guard), which makes a page of it.
 #[derive(Clone)]
@@ -70,6 +72,9 @@ impl IntoResponse for Problem {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
+        if let (StoreErrorKind::Invalid, Some(reason)) = (error.kind(), error.source()) {
+            return Self::bad(format!("That is not possible: {reason}."));
+        }
         let reason = Chain(&error);
         tracing::warn!(
             reason = reason.to_string(),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderName;
 
-use super::bulk::Jobs;
+use super::bulk::Turns;
 use super::operations::{Counted, Operations};
 use crate::inbox::{Inbox, Queue};
 #[cfg(feature = "sqlite")]
@@ -33,7 +33,7 @@ pub struct Console {
     pub(super) hides_payloads: bool,
     pub(super) actor: Option<HeaderName>,
     pub(super) hosts: Option<Vec<String>>,
-    pub(super) jobs: Jobs,
+    pub(super) turns: Turns,
     /// Set if this console is one of several.
     pub(super) name: Option<Name>,
     pub(super) consoles: Vec<Arc<Console>>,

@@ -526,7 +526,25 @@ pub struct Listed {
 
 impl Listed {
     /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
-    pub(crate) fn next(&self, limit: usize) -> Option<EventId> {
+    ///
+    /// ```
+    /// use tower_webhook::inbox::{Filter, Inbox, Page, Queue};
+    /// use tower_webhook::store::StoreError;
+    ///
+    /// async fn count(inbox: &Inbox<impl Queue>, filter: &Filter) -> Result<usize, StoreError> {
+    ///     let (mut page, mut count) = (Page::oldest(500), 0);
+    ///     loop {
+    ///         let listed = inbox.list(filter, page).await?;
+    ///         count += listed.events.len();
+    ///         page.after = listed.next(page.limit);
+    ///         if page.after.is_none() {
+    ///             return Ok(count);
+    ///         }
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn next(&self, limit: usize) -> Option<EventId> {
         let last = self.events.last().filter(|_| self.events.len() >= limit);
         self.searched.or(last.map(|event| event.id))
     }
