@@ -410,7 +410,7 @@ fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     let actions = inbox(&url, &["actions"]).out;
     assert_eq!(actions.lines().count(), 3, "{actions}");
     assert!(actions.contains("all that match (cancelled)"), "{actions}");
-    assert!(actions.contains("cancel  action 1 "), "{actions}");
+    assert!(actions.contains("cancel   action 1 "), "{actions}");
 }
 
 #[test]
