@@ -59,7 +59,9 @@ pub(super) async fn export(
     let inbox = Arc::clone(inbox(&console)?);
     let turn = console.turns.of_export().await;
     // Events that are accepted meanwhile are not in it, so that it ends.
-    let seen = inbox.seen().await?;
+    let page = Page::newest(1).within(SEARCH);
+    let listed = inbox.list(&Filter::default(), page).await?;
+    let newest = listed.events.first().map(|event| event.id);
     tracing::info!(
         actor = actor(&console, &headers),
         filter = search.logged(),
@@ -68,7 +70,7 @@ pub(super) async fn export(
     );
     let hides_payloads = console.hides_payloads;
     let export = Export {
-        newest: seen.map_or(EventId(0), |seen| seen.newest),
+        newest: newest.or(listed.searched).unwrap_or(EventId(0)),
         page: Some(Page {
             newest_first: search.newest_first(),
             ..Page::oldest(STEP).within(SEARCH)
