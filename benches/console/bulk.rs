@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use axum::Router;
 use axum::body::Body;
 use futures_util::future::try_join_all;
@@ -12,10 +12,8 @@ use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{self, JobStep, NewJob, Settlement};
-use tower_webhook::inbox::{
-    ActionKind, By, EventId, EventState, Failure, Inbox, JobState, Queue, Which,
-};
+use tower_webhook::inbox::internal::{self, BulkStep, NewBulk, Settlement};
+use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Failure, Inbox, Queue, Which};
 use tower_webhook_console::Console;
 
 use crate::accept;
@@ -140,35 +138,33 @@ async fn export(console: &Router, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Changes dead letters in a job, as the console does.
+/// Changes dead letters in steps, as the console does.
 async fn change<Q: Queue>(queue: &Q, events: &[EventId], kind: ActionKind) -> Result<()> {
-    let minute = Duration::from_secs(60);
-    let job = NewJob {
+    let bulk = NewBulk {
         kind,
-        filter: String::new(),
+        about: String::new(),
         chat: None,
         rate: 0,
     };
-    queue.begin_job(&job, &By::default()).await?;
-    let (lease, _) = queue.take_job(minute).await?.context("no job")?;
+    let number = queue.begin_bulk(&bulk, &By::default()).await?;
+    let mut from = EventId(0);
     for some in events.chunks(CHANGES) {
         let began = Instant::now();
-        let last = some.last() == events.last();
-        let step = JobStep {
+        let reached = some.last().copied().unwrap_or(from);
+        let step = BulkStep {
             redrives: kind == ActionKind::Redrive,
             events: some.iter().map(|id| (*id, EventState::Dead)).collect(),
-            reached: some.last().copied().unwrap_or(EventId(0)),
-            state: match last {
-                true => JobState::Done,
-                false => JobState::Running,
-            },
-            lease: minute,
+            from,
+            reached,
+            is_last: some.last() == events.last(),
         };
-        ensure!(queue.step_job(&lease, &step).await?, "the lease is lost");
+        let is_made = queue.step_bulk(number, &step).await?;
+        ensure!(is_made, "somebody else has moved it on");
+        from = reached;
         sleep(began.elapsed()).await;
     }
     let done = queue.actions(Which::All, None, 1).await?;
-    let changed = done.first().map_or(0, |job| job.changed);
+    let changed = done.first().map_or(0, |action| action.changed);
     ensure!(changed == events.len() as u64, "{changed} were changed");
     Ok(())
 }

@@ -5,7 +5,6 @@ use std::time::{Duration, SystemTime};
 
 use super::event::{EventId, EventState};
 use crate::event::EventKind;
-use crate::store::Fence;
 
 /// Who makes a change, and why. It is recorded with the change, for at most 90 days.
 ///
@@ -75,7 +74,7 @@ pub enum ActionKind {
     Resume,
     /// A chat was forgotten.
     Forget,
-    /// A job was cancelled.
+    /// A [`Bulk`] change was cancelled.
     Cancel,
 }
 
@@ -129,63 +128,105 @@ pub struct Action {
     /// The event that was changed, if it was one. `None` after its chat was forgotten.
     pub event: Option<EventId>,
     /// The kind that was paused or resumed, empty for everything; the start of the SHA-256 of the id of the chat that was
-    /// forgotten, in hexadecimal; the filter of a job; or the number of the job that was cancelled.
+    /// forgotten, in hexadecimal; what a bulk change [selects](Self::selection); or the number of the one that was cancelled.
     pub about: Option<String>,
     /// The number of events that were changed, or of bodies that were deleted.
     pub changed: u64,
     /// How far it is, if it changes all events that match a filter.
-    pub job: Option<Job>,
+    pub bulk: Option<Bulk>,
 }
 
-/// A change of all events that match a filter. It goes on after a restart, and changes each event once.
+/// How far a change of all events that match a filter is: see [`Inbox::redrive_all`](super::Inbox::redrive_all).
+///
+/// ```
+/// use tower_webhook::inbox::{Action, BulkState};
+///
+/// /// Whether nobody works on it any more, and events are left.
+/// fn is_left(action: &Action) -> bool {
+///     let bulk = action.bulk.as_ref();
+///     bulk.is_some_and(|bulk| bulk.state == BulkState::Interrupted)
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Job {
+#[non_exhaustive]
+pub struct Bulk {
     /// Its state.
-    pub state: JobState,
+    pub state: BulkState,
     /// The number of events that could not be changed.
     pub skipped: u64,
-    /// The last event that it has looked at, or 0.
+    /// The last event that it has looked at, or 0. The next step begins after it.
     pub reached: EventId,
     /// How many events it changes in a second at most. 0 without a limit.
     pub rate: u32,
-    /// Whether a process works on it, or did some seconds ago. Never if it has ended.
-    pub is_held: bool,
 }
 
-/// The state of a [`Job`].
+impl Bulk {
+    /// Whether events may be left, on which somebody works or not.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::{Action, Inbox, Queue};
+    /// use tower_webhook::store::StoreError;
+    ///
+    /// /// Waits for a change that another process makes.
+    /// async fn has_ended(inbox: &Inbox<impl Queue>, number: i64) -> Result<bool, StoreError> {
+    ///     let action = inbox.action(number).await?;
+    ///     Ok(action.and_then(|action| action.bulk).is_none_or(|bulk| !bulk.is_open()))
+    /// }
+    /// ```
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        matches!(self.state, BulkState::Running | BulkState::Interrupted)
+    }
+}
+
+/// The state of a [`Bulk`] change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum JobState {
-    /// It goes on.
+pub enum BulkState {
+    /// A process works on it.
     Running,
+    /// It has made no step for a minute: the process that worked on it has ended, or cannot reach the queue. It goes on when
+    /// a person [continues](super::Inbox::continue_all) it.
+    Interrupted,
     /// It has changed all events that match.
     Done,
     /// A person has cancelled it, or its chat was forgotten.
     Cancelled,
-    /// It has ended because of a fault, which the log has.
-    Failed,
 }
 
-impl JobState {
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    const ALL: [Self; 4] = [Self::Running, Self::Done, Self::Cancelled, Self::Failed];
-
+impl BulkState {
     /// Returns its name, such as `running`.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::BulkState;
+    ///
+    /// assert_eq!(BulkState::Interrupted.name(), "interrupted");
+    /// ```
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Running => "running",
+            Self::Interrupted => "interrupted",
             Self::Done => "done",
             Self::Cancelled => "cancelled",
-            Self::Failed => "failed",
         }
     }
 
+    /// The state by its name in a queue, and by whether its last step is [long ago](INTERRUPTED_AFTER).
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    pub(crate) fn parse(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.name() == name)
+    pub(crate) fn parse(name: &str, is_late: bool) -> Option<Self> {
+        match name {
+            "running" if is_late => Some(Self::Interrupted),
+            "running" => Some(Self::Running),
+            "done" => Some(Self::Done),
+            "cancelled" => Some(Self::Cancelled),
+            _ => None,
+        }
     }
 }
+
+/// The time without a step after which a change counts as interrupted.
+pub(crate) const INTERRUPTED_AFTER: Duration = Duration::from_secs(60);
 
 /// Selects actions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -195,45 +236,36 @@ pub enum Which {
     All,
     /// Those that changed this event.
     Of(EventId),
-    /// Jobs that are [running](JobState::Running).
+    /// Bulk changes that are [open](Bulk::is_open): running or interrupted.
     Running,
 }
 
-/// A job that begins.
+/// A bulk change that begins.
 #[derive(Clone, Debug)]
-pub struct NewJob {
+pub struct NewBulk {
     /// Redrive or discard.
     pub kind: ActionKind,
-    /// The filter, which only those who run the job understand.
-    pub filter: String,
+    /// What it selects, which only the inbox understands.
+    pub about: String,
     /// The chat that the filter names.
     pub chat: Option<String>,
-    /// See [`Job::rate`].
+    /// See [`Bulk::rate`].
     pub rate: u32,
 }
 
-/// The right to work on a job, until another process takes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct JobLease {
-    /// The number of the action.
-    pub number: i64,
-    /// What nobody else has.
-    pub fence: Fence,
-}
-
-/// The next events of a job, which are changed together, and at once with its state.
+/// The next events of a bulk change. They are changed together, and at once with its position.
 #[derive(Clone, Debug)]
-pub struct JobStep {
+pub struct BulkStep {
     /// Whether the events are redriven, or discarded.
     pub redrives: bool,
     /// The events, with the states in which they are changed.
     pub events: Vec<(EventId, EventState)>,
-    /// See [`Job::reached`].
+    /// The position from which this step leads on. The step is made only there, so that no other one leads on from there.
+    pub from: EventId,
+    /// The position after it: see [`Bulk::reached`]. It is behind `from` if there are events.
     pub reached: EventId,
-    /// The state after the step.
-    pub state: JobState,
-    /// For how long the job is leased after the step.
-    pub lease: Duration,
+    /// Whether the change is done then.
+    pub is_last: bool,
 }
 
 /// Returns the start of the SHA-256 of a chat's id in hexadecimal, which stays when the chat is forgotten.

@@ -551,7 +551,7 @@ impl<Q: Queue> Inbox<Q> {
 
     /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
     /// `before`, those with smaller numbers. They are kept for 90 days, and
-    /// at most 100,000 of them, or 1,000 in memory.
+    /// at most 100,000 of them, or 1,000 in memory, beside changes that are running or interrupted.
     ///
     /// # Errors
     ///

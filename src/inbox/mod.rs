@@ -50,13 +50,13 @@
 mod accept;
 pub(crate) mod actions;
 mod backlog;
+mod bulk;
 pub(crate) mod counts;
 mod decide;
 pub(crate) mod event;
 mod gaps;
 mod handle;
 pub(crate) mod headers;
-mod jobs;
 mod lane;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -73,9 +73,8 @@ mod workers;
 /// tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
-    pub use super::actions::{JobLease, JobStep, NewJob};
+    pub use super::actions::{BulkStep, NewBulk};
     pub use super::event::{EventLease, Kinds, Namespace, NewEvent, Take, TakenEvent};
-    pub use super::jobs::{Scope, Seen};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
     pub use super::worker::Tuning;
@@ -94,7 +93,8 @@ pub mod internal {
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};
-pub use self::actions::{Action, ActionKind, By, Job, JobState, Which};
+pub use self::actions::{Action, ActionKind, Bulk, BulkState, By, Which};
+pub use self::bulk::{Seen, Selection};
 pub use self::event::{EventId, EventState, Lane, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;

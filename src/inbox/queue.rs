@@ -3,7 +3,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use super::actions::{Action, By, JobLease, JobStep, NewJob};
+use super::actions::{BulkStep, By, NewBulk};
 use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
 use super::records::Records;
 use crate::store::StoreError;
@@ -109,18 +109,15 @@ also_for_arc! {
         /// delete.
         async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
 
-        /// Begins a job, and returns its number. It is free to be [taken](Self::take_job).
-        async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError>;
+        /// Begins a change of all events that match, and returns the number of its action. Its position is 0.
+        async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError>;
 
-        /// Takes the oldest job that is running and that nobody holds, for `lease`.
-        async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError>;
+        /// Changes the next events of such a change and moves its position on, in one atomic step. Returns whether it was
+        /// running, and at the position [from](BulkStep::from) which the step leads on. If not, nothing was changed.
+        async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError>;
 
-        /// Changes the next events of a job and notes how far it is, in one atomic step. Returns whether the lease was
-        /// still held and the job was running. If not, nothing was changed.
-        async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError>;
-
-        /// Cancels a job, and returns whether it was running. No event is changed after that.
-        async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
+        /// Cancels such a change, and returns whether it was running. No event is changed after that.
+        async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError>;
 
         /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
         /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together.

@@ -182,8 +182,9 @@ CREATE TABLE {schema}.failures (
 -- Person ---------------------------------------------------------------------------------------------------------------
 
 -- What persons did, for a while. `event`: the event that was changed, if it was one, until its chat is forgotten.
--- `about`: the kind of a pause, a digest of the chat that was forgotten, or the filter of a job: a change of all that match,
--- which goes on. `chat`: the one that this filter names. `reached`: the last event that the job has looked at.
+-- `about`: the kind of a pause, a digest of the chat that was forgotten, or what a change of all that match selects, as the
+-- columns from `state` on. `chat`: the one that its filter names. `reached`: the last event that it has looked at. `stepped`:
+-- when its last step was made.
 CREATE TABLE {schema}.actions (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at bigint NOT NULL,
@@ -198,9 +199,8 @@ CREATE TABLE {schema}.actions (
     skipped bigint,
     reached bigint,
     rate bigint,
-    fence uuid,
-    lease_until bigint,
-    CHECK (num_nulls(state, skipped, reached, rate, lease_until) IN (0, 5))
+    stepped bigint,
+    CHECK (num_nulls(state, skipped, reached, rate, stepped) IN (0, 5))
 );
 CREATE INDEX actions_running ON {schema}.actions (number) WHERE state = 'running';
 CREATE INDEX actions_chat ON {schema}.actions (chat) WHERE chat IS NOT NULL;

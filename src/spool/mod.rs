@@ -107,7 +107,7 @@ use self::status::Measured;
 pub use self::status::Status;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
+use crate::inbox::actions::{Action, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
     EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent,
 };
@@ -489,10 +489,9 @@ impl<Q: Queue> Work for Spooled<Q> {
         settle(lease: &EventLease, settlement: &Settlement, next: Option<&Take>) -> Settled;
         find(key: u128) -> Option<EventId>;
         purge(keep_bodies: Duration) -> bool;
-        begin_job(job: &NewJob, by: &By) -> i64;
-        take_job(lease: Duration) -> Option<(JobLease, Action)>;
-        step_job(lease: &JobLease, step: &JobStep) -> bool;
-        cancel_job(number: i64, by: &By) -> bool;
+        begin_bulk(bulk: &NewBulk, by: &By) -> i64;
+        step_bulk(number: i64, step: &BulkStep) -> bool;
+        cancel_bulk(number: i64, by: &By) -> bool;
         note_counts(counts: &[Count]) -> SystemTime;
         counts(of: &CountsOf) -> Vec<Count>;
         identity() -> i64;

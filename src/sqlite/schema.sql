@@ -113,24 +113,22 @@ CREATE TABLE chats (
     PRIMARY KEY (run, lane)
 ) STRICT, WITHOUT ROWID;
 
--- What persons did, for a while. A change of all that match is a job, which goes on. The last row is never deleted, so
--- that no number is used twice.
+-- What persons did, for a while. The last row is never deleted, so that no number is used twice.
 CREATE TABLE actions (
-    number      INTEGER PRIMARY KEY,
-    at          INTEGER NOT NULL,
-    who         TEXT    NOT NULL,
-    reason      TEXT    NOT NULL,
-    what        TEXT    NOT NULL,
-    event       INTEGER,                 -- if it was one, until its chat is forgotten
-    about       TEXT,                    -- the kind of a pause, a digest of a chat, or the filter of a job
-    changed     INTEGER NOT NULL,
-    state       TEXT,                    -- that of a job, as the following columns
-    chat        TEXT,                    -- the one that the filter names
-    skipped     INTEGER,
-    reached     INTEGER,                 -- the last event that was looked at
-    rate        INTEGER,
-    fence       BLOB,
-    lease_until INTEGER
+    number  INTEGER PRIMARY KEY,
+    at      INTEGER NOT NULL,
+    who     TEXT    NOT NULL,
+    reason  TEXT    NOT NULL,
+    what    TEXT    NOT NULL,
+    event   INTEGER,                     -- if it was one, until its chat is forgotten
+    about   TEXT,                        -- the kind of a pause, a digest of a chat, or what a change of all selects
+    changed INTEGER NOT NULL,
+    state   TEXT,                        -- that of a change of all that match, as the following columns
+    chat    TEXT,                        -- the one that its filter names
+    skipped INTEGER,
+    reached INTEGER,                     -- the last event that was looked at
+    rate    INTEGER,
+    stepped INTEGER                      -- when the last step was made
 ) STRICT;
 CREATE INDEX actions_running ON actions (number) WHERE state = 'running';
 CREATE INDEX actions_chat ON actions (chat) WHERE chat IS NOT NULL;

@@ -23,6 +23,8 @@ pub enum StoreErrorKind {
     TimedOut,
     /// The store returned an invalid record.
     Corrupt,
+    /// What was asked for is impossible, so the store was not asked.
+    Invalid,
 }
 
 impl StoreError {
@@ -61,6 +63,7 @@ display!(StoreError, |it| match it.kind {
     StoreErrorKind::Unavailable => "the store is unavailable",
     StoreErrorKind::TimedOut => "the store did not answer in time",
     StoreErrorKind::Corrupt => "the store returned an invalid record",
+    StoreErrorKind::Invalid => "the call is not possible",
 });
 
 impl Error for StoreError {

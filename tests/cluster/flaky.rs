@@ -207,7 +207,7 @@ impl<Q: Queue + Clone> Work for Flaky<Q> {
             next = next.cloned() => (&lease, &end, next.as_ref());
     }
 
-    forward!(find purge size counts jobs);
+    forward!(find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl<Q: Queue + Clone> Records for Flaky<Q> {

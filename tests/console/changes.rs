@@ -5,8 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{Scope, Seen};
-use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Filter, Which};
+use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Filter, Seen, Which};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 use tower_webhook_console::Console;
 use tracing::Level;
@@ -115,7 +114,7 @@ async fn changes_are_made_and_logged_with_the_operator() {
     let confirmed = fields(&asked(&app, "action=discard&state=dead").await);
     let all = request(&app, by_grace("/all", &confirmed)).await;
     let path = all.is(303).location.clone().unwrap();
-    let job = path.strip_prefix("/jobs/").unwrap();
+    let number = path.strip_prefix("/actions/").unwrap();
     let started = log.events().into_iter().rev();
     let mut started = started.filter(|line| line.contains_key("filter"));
     let started = started.next().unwrap();
@@ -124,22 +123,23 @@ async fn changes_are_made_and_logged_with_the_operator() {
             &*started["actor"],
             &*started["action"],
             started["filter"].split('&').next().unwrap(),
-            &*started["job"]
+            &*started["number"]
         ),
-        ("grace", "discard", "state=dead", job)
+        ("grace", "discard", "state=dead", number)
     );
     sleep(SECOND).await;
     logged(&[
         ("actor", "grace"),
-        ("job", job),
+        ("number", number),
         ("changed", "0"),
         ("ended", "done"),
     ]);
     request(&app, by_grace(&format!("{path}/cancel"), ""))
         .await
         .is(303);
-    logged(&[("actor", "grace"), ("job", job)]);
-    assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
+    logged(&[("actor", "grace"), ("number", number)]);
+    let cancels = "the console cancels a change of all events that match";
+    assert_eq!(log.count(Level::INFO, cancels), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -222,16 +222,16 @@ async fn all_that_match_are_changed_after_a_preview() {
     inbox.finish().await.unwrap();
     worker.drain(SECOND).await.unwrap();
     let started = post(&app, "/all", &confirmed).await;
-    assert_eq!(started.is(303).location.as_deref(), Some("/jobs/1"));
-    let mut job = get(&app, "/jobs/1").await;
+    assert_eq!(started.is(303).location.as_deref(), Some("/actions/1"));
+    let mut page = get(&app, "/actions/1").await;
     for _ in 0..1_000 {
-        if job.text.contains("Done.") {
+        if page.text.contains("Done.") {
             break;
         }
         sleep(Duration::from_millis(1)).await;
-        job = get(&app, "/jobs/1").await;
+        page = get(&app, "/actions/1").await;
     }
-    job.shows("Done.").shows("1,200 discarded").hides("Cancel");
+    page.shows("Done.").shows("1,200 discarded").hides("Cancel");
     let stats = inbox.stats().await.unwrap();
     assert_eq!((stats.dead(), stats.unsettled()), (2, 0));
     let unseen = post(&app, "/all", "action=discard&state=dead").await;
@@ -396,7 +396,7 @@ async fn actions_are_shown_in_pages() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_keeps_to_its_rate_and_outlives_its_console() {
+async fn a_change_keeps_to_its_rate_though_the_operator_and_the_console_are_gone() {
     let inbox = inbox();
     let webhooks = webhooks(&inbox);
     for n in 0..100 {
@@ -420,42 +420,36 @@ async fn a_job_keeps_to_its_rate_and_outlives_its_console() {
     assert!((35..=45).contains(&at), "{at} in two seconds");
     get(&app, "/")
         .await
-        .shows(&format!(r#"<a href="{path}">job "#))
-        .shows("in progress");
+        .shows("<h2>Changes of all that match</h2>")
+        .shows(&format!(r#"<a href="{path}">action "#))
+        .shows("running");
     get(&app, &path)
         .await
         .shows("In progress.")
         .shows("100 events")
         .shows("20 a second")
         .shows("test data")
-        .shows("Cancel");
+        .shows("Cancel")
+        .hides("Continue");
     let read_only = Console::new().inbox(inbox.clone()).read_only().router();
     get(&read_only, &path).await.is(200).hides("Cancel");
 
     drop(app);
-    sleep(DAY).await;
-    let left = changed().await;
-    assert!(left - at <= 5, "{left} after {at}");
-    let get_waits = get(&read_only, &path).await;
-    get_waits.shows("Waiting for other jobs to end, or for a console to continue it.");
-
-    // Another one continues it, with what was accepted in the hour before the job.
-    let app = Console::new().inbox(inbox.clone()).router();
     sleep(2 * SECOND).await;
-    let at = changed().await;
-    assert!((left + 35..=left + 45).contains(&at), "{at} after {left}");
-    sleep(10 * SECOND).await;
-    let job = get(&app, &path).await;
-    job.shows("Done.").shows("100 discarded").hides("Cancel");
+    let more = changed().await;
+    assert!((at + 35..=at + 45).contains(&more), "{more} after {at}");
+    sleep(2 * SECOND).await;
+    let page = get(&read_only, &path).await;
+    page.shows("Done.").shows("100 discarded").hides("Cancel");
     assert_eq!(inbox.stats().await.unwrap().unsettled(), 0);
-    get(&app, "/").await.hides(&path);
-    get(&app, "/events/1")
+    get(&read_only, "/").await.hides(&path);
+    get(&read_only, "/events/1")
         .await
-        .shows(&format!(r#"in <a href="{path}">job "#));
+        .shows(&format!(r#"in <a href="{path}">action "#));
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_job_changes_nothing_more() {
+async fn a_cancelled_change_changes_nothing_more() {
     let inbox = inbox();
     let webhooks = webhooks(&inbox);
     for n in 0..100 {
@@ -479,7 +473,8 @@ async fn a_cancelled_job_changes_nothing_more() {
     get(&app, &path)
         .await
         .shows("Cancelled.")
-        .hides("In progress");
+        .hides("In progress")
+        .hides("Continue");
     // Twice is no action.
     post(&app, &format!("{path}/cancel"), "").await.is(303);
     let cancel = &inbox.actions(Which::All, None, 1).await.unwrap()[0];
@@ -488,12 +483,15 @@ async fn a_cancelled_job_changes_nothing_more() {
         .await
         .shows("cancelled")
         .shows("grace");
-    post(&app, "/jobs/99/cancel", "").await.is(404);
+    for what in ["cancel", "continue"] {
+        let unknown = format!("/actions/99/{what}");
+        post(&app, &unknown, "").await.is(404);
+    }
 }
 
 /// As `receiver inbox redrive --all` begins it, and is killed.
 #[tokio::test(start_paused = true)]
-async fn a_job_of_a_command_is_continued_by_a_console() {
+async fn an_interrupted_change_is_continued_by_a_click() {
     let inbox = inbox();
     let webhooks = webhooks(&inbox);
     for n in 0..20 {
@@ -501,27 +499,59 @@ async fn a_job_of_a_command_is_continued_by_a_console() {
             .await
             .assert_ok();
     }
-    let scope = Scope {
-        filter: Filter {
-            states: vec![EventState::Waiting, EventState::Dead],
-            kinds: vec![EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED],
-            accepted_until: Some(SystemTime::now() + 2 * DAY),
-            ..Filter::default()
-        },
-        seen: Seen {
-            newest: EventId(15),
-            at: inbox.stats().await.unwrap().at,
-        },
-        matched: 15,
-        is_more: false,
-        oldest: EventId(1),
+    let filter = Filter {
+        states: vec![EventState::Waiting, EventState::Dead],
+        kinds: vec![EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED],
+        accepted_until: Some(SystemTime::now() + 2 * DAY),
+        ..Filter::default()
     };
-    let job = scope.job(ActionKind::Discard, 0).unwrap();
-    let number = inbox.begin_job(&job).await.unwrap();
-    let app = Console::new().inbox(inbox.clone()).router();
-    sleep(10 * SECOND).await;
-    let page = get(&app, &format!("/jobs/{number}")).await;
-    page.shows("Done.").shows("15 discarded");
+    let seen = Seen::new(EventId(15), inbox.seen().await.unwrap().unwrap().at);
+    let selection = inbox.select(&filter, seen).await.unwrap();
+    let begun = inbox.begin_all(ActionKind::Discard, &selection, 2).await;
+    let path = format!("/actions/{}", begun.unwrap());
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .actor_header(HeaderName::from_static("x-user"))
+        .router();
+    sleep(59 * SECOND).await;
+    get(&app, &path)
+        .await
+        .shows("In progress.")
+        .hides("Continue");
+    // No console goes on by itself.
+    sleep(DAY).await;
+    get(&app, "/").await.shows("interrupted");
+    get(&app, "/actions").await.shows("(interrupted)");
+    let page = get(&app, &path).await;
+    page.shows("Interrupted: ")
+        .shows("Continue")
+        .shows("Cancel");
+    page.shows("0 discarded").shows("up to event 0 of 15");
+    let read_only = Console::new().inbox(inbox.clone()).read_only().router();
+    get(&read_only, &path).await.hides("Continue");
+    let url = format!("{path}/continue");
+    post(&read_only, &url, "").await.is(404);
+
+    let log = Log::capture(Level::INFO);
+    let continued = request(&app, form(&url, "").with("x-user", "grace")).await;
+    assert_eq!(continued.is(303).location.as_deref(), Some(&*path));
+    let line = log.events().pop().unwrap();
+    assert_eq!((&*line["actor"], &*line["number"]), ("grace", "1"));
+    sleep(SECOND).await;
+    get(&app, &path)
+        .await
+        .shows("In progress.")
+        .hides("Continue");
+    // A second click, and one after the end.
+    post(&app, &url, "").await.is(303);
+    sleep(20 * SECOND).await;
+    let page = get(&app, &path).await;
+    page.shows("Done.")
+        .shows("15 discarded")
+        .shows("<dd>0</dd>");
+    post(&app, &url, "").await.is(303);
+    get(&app, &path).await.shows("Done.").shows("15 discarded");
+
     let back = "/events?state=waiting+dead&amp;kind=chat-rated+message-created&amp;until=";
     page.shows(back);
     let (_, list) = page.text.split_once(back).unwrap();
@@ -535,13 +565,12 @@ async fn a_job_of_a_command_is_continued_by_a_console() {
         .await
         .shows("state waiting dead, kind chat-rated message-created");
 
-    let long = Filter {
-        chat: Some("c".repeat(4_000)),
-        ..Filter::default()
-    };
-    let long = Scope {
-        filter: long,
-        ..scope
-    };
-    assert!(long.job(ActionKind::Discard, 0).is_none());
+    let long = format!(
+        "action=discard&state=dead&newest=9&at=0&chat={}",
+        "c".repeat(4_000)
+    );
+    post(&app, "/all", &long)
+        .await
+        .is(400)
+        .shows("That is not possible: the filter is too long.");
 }

@@ -68,8 +68,12 @@ async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
         ("/chat?id=none", 404, "There is no event of the chat"),
         ("/nowhere", 404, "There is no such page."),
         ("/all?action=delete", 400, "is not an action"),
-        ("/jobs/7", 404, "There is no such job"),
-        ("/jobs/x", 400, ""),
+        (
+            "/actions/7",
+            404,
+            "There is no such change of all that match",
+        ),
+        ("/actions/x", 400, ""),
         ("/selected", 405, "cannot be requested with this method"),
     ] {
         get(&app, path)
@@ -556,13 +560,13 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     let app = Console::new().inbox(inbox.clone()).router();
     // With a time, the queue's own counts do not have the number.
     let redrive = "action=redrive&state=dead&kind=chat-rated&hours=24";
-    let redriven = |job: &Seen| -> usize {
-        let (before, _) = job.text.split_once(" redriven<").unwrap();
+    let redriven = |page: &Seen| -> usize {
+        let (before, _) = page.text.split_once(" redriven<").unwrap();
         let number = before.rsplit('>').next().unwrap().replace(',', "");
         number.parse().unwrap()
     };
     let begun = all(&app, redrive).await.is(303).location.clone().unwrap();
-    // Paused time stands still until the job has ended.
+    // Paused time stands still until the change has ended.
     while redriven(&get(&app, &begun).await) < count / 2 {
         for _ in 0..50 {
             yield_now().await;
@@ -573,18 +577,14 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
         .shows("at least ")
         .shows("up to event ");
     post(&app, &format!("{begun}/cancel"), "").await.is(303);
-    let mut job = get(&app, &begun).await;
-    while !job.text.contains("Cancelled.") {
-        job.hides("Done.").hides("Stopped");
-        sleep(Duration::from_millis(1)).await;
-        job = get(&app, &begun).await;
-    }
+    let page = get(&app, &begun).await;
+    page.shows("Cancelled.").hides("Done.");
     inbox.finish().await.unwrap();
-    job.hides("at least ");
-    let (percent, _) = job.text.split_once(r#"" max="100""#).unwrap();
+    page.hides("at least ");
+    let (percent, _) = page.text.split_once(r#"" max="100""#).unwrap();
     let percent: usize = percent.rsplit('"').next().unwrap().parse().unwrap();
     assert!((40..100).contains(&percent), "{percent} %");
-    let redriven = redriven(&job);
+    let redriven = redriven(&page);
     assert!((count / 2..count).contains(&redriven), "{redriven}");
     let handled: u32 = runs.iter().map(|runs| runs.load(Ordering::SeqCst)).sum();
     assert_eq!(handled as usize, redriven);
@@ -608,7 +608,7 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     }
     assert!(runs.iter().all(|runs| runs.load(Ordering::SeqCst) <= 1));
 
-    // The rest, by a second job.
+    // The rest, by a second change.
     let rest = all(&app, redrive).await.is(303).location.clone().unwrap();
     while !get(&app, &rest).await.text.contains("Done.") {
         sleep(Duration::from_millis(1)).await;

@@ -15,8 +15,8 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
+use tower_webhook::inbox::Lane;
 use tower_webhook::inbox::internal::{NewEvent, Work};
-use tower_webhook::inbox::{Lane, Records, Which};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, Secret};
 
@@ -409,56 +409,93 @@ fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     // One row for all of them, and one for the stop.
     let actions = inbox(&url, &["actions"]).out;
     assert_eq!(actions.lines().count(), 3, "{actions}");
-    assert!(actions.contains("job 1 (cancelled)"), "{actions}");
+    assert!(actions.contains("all that match (cancelled)"), "{actions}");
+    assert!(actions.contains("cancel   action 1 "), "{actions}");
 }
 
 #[test]
-fn a_change_that_was_killed_is_continued_by_the_next_command() {
+fn a_change_that_was_killed_is_continued_or_cancelled_by_a_person() {
     const EVENTS: u64 = 10_000;
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
     add_dead(&url, None, EVENTS as usize);
-    let actions = || lines(&inbox(&url, &["actions", "--json"]));
-    let redrive = ["redrive", "--all", "--state", "dead", "--state", "handled"];
-    let more = ["--inbox", &url, "--yes", "--reason", "the CRM is back"];
-    let args = [&["inbox"], &redrive[..], &more].concat();
-    let mut killed = Program::start(example("receiver").args(args));
-    let changed = || Some(actions().first()?["changed"].as_u64().unwrap());
-    until("some changes", || (changed()? > 0).then_some(()));
-    killed.child.kill().unwrap();
-    assert!(!killed.finish().err.contains("redriven"));
-    let made = changed().unwrap();
-    assert!(made < EVENTS, "{made}");
-
-    // It is held for some seconds after its last step.
-    let next = ["discard", "--all", "--state", "dead", "--yes"];
-    let next = until("the next command", || {
-        thread::sleep(Duration::from_secs(1));
-        let queue = SqliteQueue::open(url.trim_start_matches("sqlite:")).unwrap();
-        let running = Runtime::new().unwrap().block_on(async {
-            let running = queue.actions(Which::Running, None, 1).await.unwrap();
-            running[0].job.clone().unwrap()
-        });
-        (!running.is_held).then(|| inbox(&url, &next))
-    });
+    let action = |number| {
+        let actions = lines(&inbox(&url, &["actions", "--json"]));
+        actions.into_iter().find(|it| it["number"] == number)
+    };
+    let changed = |number| Some(action(number)?["changed"].as_u64().unwrap());
+    let kill = |number: u64, args: &[&str]| {
+        let more = ["--inbox", &url, "--yes", "--reason", "the CRM is back"];
+        let args = [&["inbox"], args, &more].concat();
+        let mut killed = Program::start(example("receiver").args(args));
+        until("some changes", || (changed(number)? > 0).then_some(()));
+        killed.child.kill().unwrap();
+        assert!(!killed.finish().err.contains("ed: "));
+        let made = changed(number).unwrap();
+        assert!(made < EVENTS, "{made}");
+        made
+    };
+    let made = kill(1, &["redrive", "--all", "--state", "dead"]);
+    // A minute later.
+    let later = |number: i64| {
+        let path = url.trim_start_matches("sqlite:");
+        let file = Connection::open(path).unwrap();
+        let update = "UPDATE actions SET stepped = stepped - 61000 WHERE number = ?1";
+        file.execute(update, [number]).unwrap();
+    };
+    let none = ["discard", "--all", "--state", "in-progress", "--yes"];
+    let names = |number: u64| format!("`receiver inbox continue {number}` continues it");
+    assert!(!inbox(&url, &none).err.contains(&names(1)));
+    later(1);
+    assert_eq!(action(1).unwrap()["bulk"], "interrupted");
+    let next = inbox(&url, &none);
     assert_eq!(next.code, 0, "{next:?}");
     let said = [
-        "continuing job 1 of ",
-        "redrive all that match\nno event matches",
+        &format!("was interrupted after {made} events (redrive all that match): "),
+        &names(1),
+        "`receiver inbox cancel 1` cancels it\nno event matches",
     ];
-    assert!(said.iter().all(|said| next.err.contains(said)), "{next:?}");
-    let [job] = &*actions() else {
-        panic!("{:?}", actions())
-    };
+    assert!(said.iter().all(|said| next.err.contains(*said)), "{next:?}");
+    assert_eq!(changed(1), Some(made));
+
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    let ended = inbox(&url, &["continue", "1"]);
+    assert_eq!(ended.code, 0, "{ended:?}");
+    let said = [
+        &format!("redriven: {EVENTS}\n"),
+        "everything is paused: its events are tried after `receiver inbox resume`\n",
+    ];
+    assert!(
+        said.iter().all(|said| ended.err.contains(*said)),
+        "{ended:?}"
+    );
+    let done = action(1).unwrap();
     assert_eq!(
-        (&job["changed"], &job["job"], &job["reason"]),
+        (&done["changed"], &done["bulk"], &done["reason"]),
         (&EVENTS.into(), &"done".into(), &"the CRM is back".into())
     );
     let stats = inbox(&url, &["stats"]);
-    assert!(
-        stats.out.contains(&format!("{EVENTS} retrying")),
-        "{stats:?}"
-    );
+    let all = format!("{EVENTS} retrying");
+    assert!(stats.out.contains(&all), "{stats:?}");
+
+    let number = 3;
+    let made = kill(number, &["discard", "--all", "--state", "retrying"]);
+    let cancelled = inbox(&url, &["cancel", "3"]);
+    assert_eq!(cancelled.code, 0, "{cancelled:?}");
+    assert_eq!(cancelled.err, "cancelled: action 3\n");
+    assert_eq!(inbox(&url, &["cancel", "3"]).code, 1);
+    let stopped = inbox(&url, &["continue", "3"]);
+    assert_eq!(stopped.code, 1, "{stopped:?}");
+    let text = format!("stopped after {made} of {EVENTS} events\ndiscarded: {made}\n");
+    assert_eq!(stopped.err, text);
+    for (command, why) in [
+        ("continue", "no change of all that match has the number 2"),
+        ("cancel", "action 2 is no change of all that match"),
+    ] {
+        let wrong = inbox(&url, &[command, "2"]);
+        assert_eq!(wrong.code, 1, "{wrong:?}");
+        assert!(wrong.err.contains(why), "{wrong:?}");
+    }
 }
 
 #[test]

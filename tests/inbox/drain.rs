@@ -85,7 +85,7 @@ impl<Q: Queue> Work for SlowQueue<Q> {
         Ok(settled)
     }
 
-    forward!(take extend find purge size counts jobs);
+    forward!(take extend find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl<Q: Queue> Records for SlowQueue<Q> {

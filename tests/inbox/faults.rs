@@ -119,7 +119,7 @@ impl<Q: Queue> Work for OddQueue<Q> {
         self.queue.purge(keep_bodies).await
     }
 
-    forward!(accept take find size counts jobs);
+    forward!(accept take find size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl<Q: Queue> Records for OddQueue<Q> {

@@ -1,5 +1,7 @@
 //! The inbox: accepting, handling, and every queue.
 
+#[cfg(feature = "conformance")]
+mod bulk;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod counting;
 mod drain;

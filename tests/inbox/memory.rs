@@ -6,7 +6,7 @@ use crate::suite;
 use support::SECOND;
 use support::delivery::send;
 use support::inbox::{NotingCrm, event, webhooks, within_a_month};
-use tower_webhook::inbox::internal::{NewJob, Work};
+use tower_webhook::inbox::internal::{NewBulk, Work};
 use tower_webhook::inbox::{ActionKind, By, Inbox, Records, Which};
 use tower_webhook::memory::MemoryQueue;
 
@@ -35,15 +35,15 @@ async fn inboxes_share_a_queue_behind_an_arc() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_is_running_is_kept() {
+async fn a_change_that_is_running_is_kept() {
     let (queue, by) = (MemoryQueue::new(), By::default());
-    let job = NewJob {
+    let bulk = NewBulk {
         kind: ActionKind::Redrive,
-        filter: String::new(),
+        about: String::new(),
         chat: None,
         rate: 0,
     };
-    let job = queue.begin_job(&job, &by).await.unwrap();
+    let number = queue.begin_bulk(&bulk, &by).await.unwrap();
     let kept = async || {
         for _ in 0..1_100 {
             queue.pause(None, None, &by).await.unwrap();
@@ -51,9 +51,9 @@ async fn a_job_that_is_running_is_kept() {
         let kept = queue.actions(Which::All, None, 2_000).await.unwrap();
         (kept.len(), kept.last().unwrap().number)
     };
-    assert_eq!(kept().await, (1_001, job));
-    assert!(queue.cancel_job(job, &by).await.unwrap());
+    assert_eq!(kept().await, (1_001, number));
+    assert!(queue.cancel_bulk(number, &by).await.unwrap());
     let (count, oldest) = kept().await;
     assert_eq!(count, 1_000);
-    assert!(oldest > job);
+    assert!(oldest > number);
 }

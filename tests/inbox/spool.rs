@@ -116,7 +116,7 @@ impl Work for Remote {
         }
     }
 
-    forward!(claim take extend settle purge size counts jobs);
+    forward!(claim take extend settle purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl Records for Remote {

@@ -2,12 +2,12 @@
 
 #[cfg(feature = "sqlite")]
 mod backlog;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod bulk;
 #[cfg(feature = "sqlite")]
 mod counts;
 #[cfg(feature = "sqlite")]
 mod inbox;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-mod jobs;
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 mod power;
 #[cfg(all(feature = "redis", feature = "sqlite"))]

@@ -73,21 +73,19 @@ macro_rules! forward {
             self.inner()?.counts(of).await
         }
     };
-    (@jobs) => {
-        async fn begin_job(&self, job: &::tower_webhook::inbox::internal::NewJob, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
-            self.inner()?.begin_job(job, by).await
+    (@begin_bulk) => {
+        async fn begin_bulk(&self, bulk: &::tower_webhook::inbox::internal::NewBulk, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
+            self.inner()?.begin_bulk(bulk, by).await
         }
-
-        async fn take_job(&self, lease: ::std::time::Duration) -> Result<Option<(::tower_webhook::inbox::internal::JobLease, ::tower_webhook::inbox::Action)>, ::tower_webhook::store::StoreError> {
-            self.inner()?.take_job(lease).await
+    };
+    (@step_bulk) => {
+        async fn step_bulk(&self, number: i64, step: &::tower_webhook::inbox::internal::BulkStep) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.step_bulk(number, step).await
         }
-
-        async fn step_job(&self, lease: &::tower_webhook::inbox::internal::JobLease, step: &::tower_webhook::inbox::internal::JobStep) -> Result<bool, ::tower_webhook::store::StoreError> {
-            self.inner()?.step_job(lease, step).await
-        }
-
-        async fn cancel_job(&self, number: i64, by: &::tower_webhook::inbox::By) -> Result<bool, ::tower_webhook::store::StoreError> {
-            self.inner()?.cancel_job(number, by).await
+    };
+    (@cancel_bulk) => {
+        async fn cancel_bulk(&self, number: i64, by: &::tower_webhook::inbox::By) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.cancel_bulk(number, by).await
         }
     };
     (@list) => {
@@ -321,7 +319,7 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         Ok(settled)
     }
 
-    forward!(claim take find purge size counts jobs);
+    forward!(claim take find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {

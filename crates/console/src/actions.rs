@@ -15,11 +15,11 @@ use tower_webhook::inbox::{By, Change, EventId, EventState};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
-use super::bulk::Action;
+use super::bulk::{Action, spawn};
 use super::guard::{actor, known};
 use super::page::{View, Wrong};
 use super::problem::Problem;
-use super::request::{Did, Search, action, find_job, id, inbox, text};
+use super::request::{Did, Search, action, find_bulk, id, inbox, text};
 use super::routes;
 use super::settings::Console;
 
@@ -250,12 +250,48 @@ pub(super) async fn change_all(
 ) -> Answer {
     let Form(search) = form?;
     let action = action(&search.action)?;
-    search.filter_for_change(&view.console)?;
-    let inbox = inbox(&view.console)?;
+    let filter = search.filter_for_change(&view.console)?;
+    let (seen, rate) = (search.seen()?, search.rate()?);
+    let turns = &view.console.turns;
+    let turn = turns.of_change()?;
+    let inbox = Arc::clone(inbox(&view.console)?);
+    let selection = turns.select(&*inbox, &filter, seen).await?;
     let by = by(&view, &headers, &search.reason);
-    let job = view.console.jobs.begin(&**inbox, action, &search, by);
-    let number = job.await?;
-    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
+    let begun = in_task(async move {
+        let begin = inbox.begin_all(action.kind(), &selection, rate, by.clone());
+        let number = begin.await?;
+        tracing::info!(
+            actor = known(by.who()),
+            action = action.name(),
+            filter = search.logged(),
+            number,
+            "the console changes all events that match"
+        );
+        spawn(inbox, number, turn);
+        Ok(number)
+    });
+    let number = begun.await?;
+    Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
+}
+
+/// Goes on with a change of all that match, whatever became of the process that made it.
+pub(super) async fn go_on(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    path: Result<Path<i64>, PathRejection>,
+) -> Answer {
+    let Path(number) = path?;
+    let found = find_bulk(&view.console, number).await?;
+    if found.bulk.is_some_and(|bulk| bulk.is_open()) {
+        let turn = view.console.turns.of_change()?;
+        tracing::info!(
+            actor = known(by(&view, &headers, "").who()),
+            number,
+            "the console continues a change of all events that match"
+        );
+        spawn(Arc::clone(inbox(&view.console)?), number, turn);
+    }
+    Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
 }
 
 pub(super) async fn cancel(
@@ -264,16 +300,16 @@ pub(super) async fn cancel(
     path: Result<Path<i64>, PathRejection>,
 ) -> Answer {
     let Path(number) = path?;
-    find_job(&view.console, number).await?;
+    find_bulk(&view.console, number).await?;
     let by = by(&view, &headers, "");
     let inbox = inbox(&view.console)?;
     tracing::info!(
         actor = known(by.who()),
-        job = number,
-        "the console cancels a job"
+        number,
+        "the console cancels a change of all events that match"
     );
-    inbox.cancel_job(number, by.clone()).await?;
-    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
+    inbox.cancel(number, by.clone()).await?;
+    Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
 }
 
 /// The kind to pause or resume: all of them if it is empty.

@@ -1,27 +1,22 @@
-//! Changes of all events that match, in the background.
+//! Changes of all events that match, each in a task.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::runtime::Handle;
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use tower_webhook::inbox::internal::{JobLease, Scope, Seen};
+use http::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
 use tower_webhook::inbox::{
-    Action as Done, ActionKind, By, Change, EventId, EventState, EventSummary, Filter, JobState,
-    KindStats, Page, Stats, Which,
+    ActionKind, By, Change, EventId, EventState, Filter, KindStats, Seen, Selection, Stats,
 };
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
 use super::guard::known;
-use super::operations::{Operations, SEARCH};
+use super::operations::Operations;
 use super::problem::Problem;
-use super::request::Search;
-use super::task::AbortOnDrop;
 
 /// A change of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,32 +71,8 @@ impl Action {
     }
 }
 
-/// A number of events, counted up to a limit.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Counted {
-    pub(super) events: usize,
-    pub(super) is_more: bool,
-}
-
-/// The number up to which events are counted for a preview.
-const COUNT_UP_TO: usize = 10_000;
-
-/// The number of events that are read at a time.
-const STEP: usize = 512;
-
-/// The counts of the queue, and their age.
-pub(super) type Aged = (Stats, Duration);
-
-/// What a person sees from now on, without any event `None`, and the counts of what is seen.
-pub(super) async fn seen_now(inbox: &dyn Operations) -> Result<(Option<Seen>, Aged), StoreError> {
-    let newest = first(inbox, Page::newest(1)).await?;
-    let (stats, age) = inbox.stats().await?;
-    let at = stats.at + age;
-    Ok((newest.map(|newest| Seen { newest, at }), (stats, age)))
-}
-
 /// The number of events, if the counts of the queue have it.
-fn by_stats((stats, age): &Aged, filter: &Filter) -> Option<Counted> {
+fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
     let count = |kind: &KindStats, state: &EventState| match state {
         EventState::Waiting => kind.waiting,
         EventState::InProgress => kind.in_progress,
@@ -130,204 +101,103 @@ fn by_stats((stats, age): &Aged, filter: &Filter) -> Option<Counted> {
     }
     let of_kinds = stats.kinds.iter();
     let of_kinds = of_kinds.filter(|it| kinds.is_empty() || kinds.contains(&it.kind));
-    let events: u64 = of_kinds
-        .flat_map(|kind| states.iter().map(move |state| count(kind, state)))
-        .sum();
-    let is_new = *age < Duration::from_secs(10);
-    is_new.then_some(Counted {
-        events: usize::try_from(events).ok()?,
-        is_more: false,
-    })
+    let counts = of_kinds.flat_map(|kind| states.iter().map(move |state| count(kind, state)));
+    Some(counts.sum())
 }
 
-/// Returns the first event of a page of all events, or one before it.
-pub(super) async fn first(
-    inbox: &dyn Operations,
-    page: Page,
-) -> Result<Option<EventId>, StoreError> {
-    let listed = inbox.list(&Filter::default(), page.within(SEARCH)).await?;
-    let first = listed.events.first().map(|event| event.id);
-    Ok(first.or(listed.searched))
-}
-
-/// What a console does in the background.
-pub(super) struct Jobs {
+/// What a console does at a time.
+pub(super) struct Turns {
     previews: Semaphore,
     exports: Arc<Semaphore>,
-    begun: Arc<Notify>,
-    runner: OnceLock<AbortOnDrop>,
+    changes: Arc<Semaphore>,
 }
 
-/// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
+/// The number of previews and of exports at a time. Others wait, because more would slow deliveries down. As many changes of
+/// all that match are made at a time, and others are refused.
 const TURNS: usize = 4;
 
-impl Default for Jobs {
+impl Default for Turns {
     fn default() -> Self {
         Self {
             previews: Semaphore::new(TURNS),
             exports: Arc::new(Semaphore::new(TURNS)),
-            begun: Arc::default(),
-            runner: OnceLock::new(),
+            changes: Arc::new(Semaphore::new(TURNS)),
         }
     }
 }
 
-impl Jobs {
-    pub(super) async fn turn_of_export(&self) -> Option<OwnedSemaphorePermit> {
+/// How long a preview waits for the counts of the queue, and the age up to which they are its own.
+const COUNTS: Duration = Duration::from_secs(1);
+const OLDEST: Duration = Duration::from_secs(10);
+
+impl Turns {
+    pub(super) async fn of_export(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.exports).acquire_owned().await.ok()
     }
 
-    /// Counts the events that match.
-    pub(super) async fn preview(
+    pub(super) fn of_change(&self) -> Result<OwnedSemaphorePermit, Problem> {
+        let full = |_| {
+            let reason = format!(
+                "A console makes {TURNS} changes of all that match at a time. Wait for the end of one, or cancel it."
+            );
+            Problem::new(StatusCode::CONFLICT, reason)
+        };
+        Arc::clone(&self.changes).try_acquire_owned().map_err(full)
+    }
+
+    /// Selects the events that match. Those that are too many to count are counted by the queue, if it knows them.
+    pub(super) async fn select(
         &self,
         inbox: &dyn Operations,
         filter: &Filter,
-        seen: Option<Seen>,
-        stats: Option<&Aged>,
-    ) -> Result<Counted, StoreError> {
+        seen: Seen,
+    ) -> Result<Selection, StoreError> {
         let _turn = self.previews.acquire().await;
-        if let Some(counted) = stats.and_then(|stats| by_stats(stats, filter)) {
-            return Ok(counted);
-        }
-        let began = Instant::now();
-        let mut page = Page::oldest(STEP);
-        let mut events = 0;
-        loop {
-            let left = SEARCH.saturating_sub(began.elapsed());
-            let listed = inbox.list(filter, page.within(left)).await?;
-            let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
-            events += listed.events.iter().filter(has).count();
-            page.after = listed.next(STEP);
-            let is_more = page.after.is_some();
-            if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
-                return Ok(Counted {
-                    events: events.min(COUNT_UP_TO),
-                    is_more,
-                });
-            }
-        }
-    }
-
-    /// Runs the jobs of the queue from now on, also those that another process has begun.
-    pub(super) fn run(&self, inbox: &Arc<dyn Operations>) {
-        if let (None, Ok(runtime)) = (self.runner.get(), Handle::try_current()) {
-            let run = run_all(Arc::downgrade(inbox), Arc::clone(&self.begun));
-            self.runner
-                .get_or_init(|| AbortOnDrop(runtime.spawn(run).abort_handle()));
-        }
-    }
-
-    /// Begins to change all events that match and that the operator has seen. Returns the number of the job.
-    pub(super) async fn begin(
-        &self,
-        inbox: &dyn Operations,
-        action: Action,
-        search: &Search,
-        by: By,
-    ) -> Result<i64, Problem> {
-        let (filter, seen) = (search.any_filter()?, search.seen()?);
-        let stats = timeout(SEARCH, inbox.stats()).await;
-        let stats = stats.ok().and_then(Result::ok);
-        let matched = self.preview(inbox, &filter, Some(seen), stats.as_ref());
-        let matched = matched.await?;
-        let oldest = first(inbox, Page::oldest(1)).await?;
-        let scope = Scope {
-            filter,
-            seen,
-            matched: matched.events as u64,
-            is_more: matched.is_more,
-            oldest: oldest.unwrap_or(seen.newest),
-        };
-        let job = scope.job(action.kind(), search.rate()?);
-        let job = job.ok_or_else(|| Problem::bad("The filter is too long."))?;
-        let number = inbox.begin_job(job, by.clone()).await?;
-        let filter = search.logged();
-        tracing::info!(
-            actor = known(by.who()),
-            action = action.name(),
-            filter,
-            job = number,
-            "the console changes all events that match"
-        );
-        self.begun.notify_one();
-        Ok(number)
-    }
-}
-
-/// How often jobs are looked for that nobody holds.
-const POLL: Duration = Duration::from_secs(5);
-
-/// How many of the jobs that are running are looked at.
-pub(super) const MANY: usize = 100;
-
-/// Runs jobs until the console is gone, which alone keeps the queue open.
-async fn run_all(inbox: Weak<dyn Operations>, begun: Arc<Notify>) {
-    let mut running = JoinSet::new();
-    while let Some(inbox) = inbox.upgrade() {
-        while running.try_join_next().is_some() {}
-        if running.len() < TURNS
-            && let Some((lease, action)) = take(&*inbox).await
+        let mut selection = inbox.select(filter, seen).await?;
+        if selection.is_more
+            && let Ok(Ok((stats, age))) = timeout(COUNTS, inbox.stats()).await
+            && age < OLDEST
+            && let Some(matched) = by_stats(&stats, filter)
         {
-            running.spawn(run(inbox, lease, action));
-            continue;
+            selection.matched = matched;
+            selection.is_more = false;
         }
-        drop(inbox);
-        tokio::select! {
-            () = begun.notified() => {}
-            Some(_) = running.join_next() => {}
-            () = sleep(POLL) => {}
-        }
+        Ok(selection)
     }
 }
 
-/// Takes a job that nobody holds.
-async fn take(inbox: &dyn Operations) -> Option<(JobLease, Done)> {
-    // That there is none is read without a transaction that writes.
-    let running = inbox.actions(Which::Running, None, MANY).await.ok()?;
-    let mut jobs = running.iter().filter_map(|action| action.job.as_ref());
-    match jobs.all(|job| job.is_held) {
-        true => None,
-        false => inbox.take_job().await.ok()?,
-    }
-}
-
-async fn run(inbox: Arc<dyn Operations>, lease: JobLease, action: Done) {
-    let job = lease.number;
-    let changes = AssertUnwindSafe(inbox.run_job(&lease, &action)).catch_unwind();
-    match changes.await {
-        Ok(Ok(())) => {}
-        // When its lease has ended, it is continued after the last step that was made.
-        Ok(Err(error)) => {
-            let reason = Chain(&error).to_string();
-            tracing::warn!(job, reason, "a job waits, because the queue failed");
+/// Makes a change that was begun, in a task, since the operator may disconnect.
+pub(super) fn spawn(inbox: Arc<dyn Operations>, number: i64, turn: OwnedSemaphorePermit) {
+    tokio::spawn(async move {
+        let _turn = turn;
+        let ended = AssertUnwindSafe(inbox.continue_all(number)).catch_unwind();
+        let action = match ended.await {
+            Ok(Ok(action)) => action,
+            Ok(Err(error)) => {
+                let reason = Chain(&error).to_string();
+                tracing::warn!(
+                    number,
+                    reason,
+                    "a change of all events that match cannot go on"
+                );
+                return;
+            }
+            // Without a step, it is shown as interrupted after a minute.
+            Err(_) => {
+                tracing::error!(number, "a change of all events that match has panicked");
+                return;
+            }
+        };
+        if let Some(bulk) = action.bulk.filter(|bulk| !bulk.is_open()) {
+            tracing::info!(
+                actor = known(action.by.who()),
+                action = action.kind.name(),
+                number,
+                changed = action.changed,
+                skipped = bulk.skipped,
+                ended = bulk.state.name(),
+                "the console has ended a change of all events that match"
+            );
         }
-        Err(_) => {
-            tracing::error!(job, "a job has panicked");
-            let _ = inbox.fail_job(&lease, &action).await;
-        }
-    }
-    let Ok(Some(ended)) = find(&*inbox, job).await else {
-        return;
-    };
-    if let Some(of) = ended.job.filter(|of| of.state != JobState::Running) {
-        tracing::info!(
-            actor = known(ended.by.who()),
-            action = ended.kind.name(),
-            job,
-            changed = ended.changed,
-            skipped = of.skipped,
-            ended = of.state.name(),
-            "the console has ended a change of all events that match"
-        );
-    }
-}
-
-/// Finds a job.
-pub(super) async fn find(inbox: &dyn Operations, number: i64) -> Result<Option<Done>, StoreError> {
-    let Some(before) = number.checked_add(1) else {
-        return Ok(None);
-    };
-    let found = inbox.actions(Which::All, Some(before), 1).await?;
-    let mut found = found.into_iter();
-    Ok(found.find(|it| it.number == number && it.job.is_some()))
+    });
 }

@@ -20,7 +20,6 @@ use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::{EventId, EventRecord, Filter, Page};
 use tower_webhook::store::StoreError;
 
-use super::bulk::first;
 use super::guard::actor;
 use super::operations::{Operations, SEARCH};
 use super::page::{View, clamped};
@@ -58,9 +57,11 @@ pub(super) async fn export(
     };
     let filter = search.filter(&console)?;
     let inbox = Arc::clone(inbox(&console)?);
-    let turn = console.jobs.turn_of_export().await;
+    let turn = console.turns.of_export().await;
     // Events that are accepted meanwhile are not in it, so that it ends.
-    let newest = first(&*inbox, Page::newest(1)).await?;
+    let page = Page::newest(1).within(SEARCH);
+    let listed = inbox.list(&Filter::default(), page).await?;
+    let newest = listed.events.first().map(|event| event.id);
     tracing::info!(
         actor = actor(&console, &headers),
         filter = search.logged(),
@@ -69,7 +70,7 @@ pub(super) async fn export(
     );
     let hides_payloads = console.hides_payloads;
     let export = Export {
-        newest: newest.unwrap_or(EventId(0)),
+        newest: newest.or(listed.searched).unwrap_or(EventId(0)),
         page: Some(Page {
             newest_first: search.newest_first(),
             ..Page::oldest(STEP).within(SEARCH)

@@ -61,7 +61,6 @@ pub(super) async fn guard(
         return problem.page(&view);
     }
     if let Some(inbox) = view.console.inbox.as_ref().filter(|_| is_page) {
-        view.console.run_jobs();
         // A queue that fails is a matter of the page.
         let pauses = timeout(PAUSES, inbox.pauses()).await;
         view.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();

@@ -53,7 +53,6 @@ mod problem;
 mod request;
 mod routes;
 mod settings;
-mod task;
 
 pub use self::settings::Console;
 

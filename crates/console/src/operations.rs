@@ -7,10 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::internal::{JobLease, NewJob};
 use tower_webhook::inbox::{
-    Action, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page,
-    Pause, Queue, Stats, Which,
+    Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox,
+    Listed, Page, Pause, Queue, Seen, Selection, Stats, Which,
 };
 use tower_webhook::store::{StoreError, StoreErrorKind};
 use tower_webhook::telemetry::{Count, CountsOf};
@@ -55,11 +54,18 @@ pub(super) trait Operations: Send + Sync {
         by: By,
     ) -> Answer<'a, ()>;
     fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>>;
-    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64>;
-    fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>>;
-    fn run_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()>;
-    fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()>;
-    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool>;
+    fn action(&self, number: i64) -> Answer<'_, Option<Action>>;
+    fn seen(&self) -> Answer<'_, Option<Seen>>;
+    fn select<'a>(&'a self, filter: &'a Filter, seen: Seen) -> Answer<'a, Selection>;
+    fn begin_all<'a>(
+        &'a self,
+        kind: ActionKind,
+        selection: &'a Selection,
+        rate: u32,
+        by: By,
+    ) -> Answer<'a, i64>;
+    fn continue_all(&self, number: i64) -> Answer<'_, Action>;
+    fn cancel(&self, number: i64, by: By) -> Answer<'_, bool>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The kinds that are tripped in this process, and when the next event of each is tried.
     fn tripped(&self) -> BTreeMap<EventKind, SystemTime>;
@@ -124,26 +130,36 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.actions(which, before, limit))
     }
 
-    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
+    fn action(&self, number: i64) -> Answer<'_, Option<Action>> {
+        read(self.inbox.action(number))
+    }
+
+    fn seen(&self) -> Answer<'_, Option<Seen>> {
+        read(self.inbox.seen())
+    }
+
+    fn select<'a>(&'a self, filter: &'a Filter, seen: Seen) -> Answer<'a, Selection> {
+        read(self.inbox.select(filter, seen))
+    }
+
+    fn begin_all<'a>(
+        &'a self,
+        kind: ActionKind,
+        selection: &'a Selection,
+        rate: u32,
+        by: By,
+    ) -> Answer<'a, i64> {
         let inbox = self.inbox.clone().by(by);
-        Box::pin(async move { inbox.begin_job(&job).await })
+        Box::pin(async move { inbox.begin_all(kind, selection, rate).await })
     }
 
-    fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>> {
-        Box::pin(self.inbox.take_job())
+    fn continue_all(&self, number: i64) -> Answer<'_, Action> {
+        Box::pin(self.inbox.continue_all(number))
     }
 
-    fn run_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
-        Box::pin(self.inbox.run_job(lease, action))
-    }
-
-    fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
-        Box::pin(self.inbox.fail_job(lease, action))
-    }
-
-    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
+    fn cancel(&self, number: i64, by: By) -> Answer<'_, bool> {
         let inbox = self.inbox.clone().by(by);
-        Box::pin(async move { inbox.cancel_job(number).await })
+        Box::pin(async move { inbox.cancel(number).await })
     }
 
     fn pause<'a>(

@@ -1,11 +1,13 @@
 //! Why a request has no page.
 
+use std::error::Error;
+
 use axum::Extension;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
 use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use maud::Markup;
-use tower_webhook::store::StoreError;
+use tower_webhook::store::{StoreError, StoreErrorKind};
 use tower_webhook::telemetry::Chain;
 
 use super::page::{View, problem};
@@ -70,6 +72,9 @@ impl IntoResponse for Problem {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
+        if let (StoreErrorKind::Invalid, Some(reason)) = (error.kind(), error.source()) {
+            return Self::bad(format!("That is not possible: {reason}."));
+        }
         let reason = Chain(&error);
         tracing::warn!(
             reason = reason.to_string(),

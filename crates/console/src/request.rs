@@ -1,4 +1,4 @@
-//! What requests name: the inbox, an event, a job, an action, and the filter of a list.
+//! What requests name: the inbox, an event, an action, and the filter of a list.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -7,10 +7,9 @@ use http::HeaderValue;
 use serde::Deserialize;
 use tower_webhook::EventKind;
 use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::internal::Seen;
-use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Page};
+use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Page, Seen};
 
-use super::bulk::{Action, find};
+use super::bulk::Action;
 use super::operations::{Operations, SEARCH};
 use super::page::clamped;
 use super::problem::Problem;
@@ -25,9 +24,13 @@ pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> 
         .ok_or_else(|| Problem::not_found(reason))
 }
 
-pub(super) async fn find_job(console: &Console, number: i64) -> Result<Done, Problem> {
-    let job = find(&**inbox(console)?, number).await?;
-    job.ok_or_else(|| Problem::not_found("There is no such job. Jobs are kept for 90 days."))
+/// Finds a change of all that match.
+pub(super) async fn find_bulk(console: &Console, number: i64) -> Result<Done, Problem> {
+    let found = inbox(console)?.action(number).await?;
+    let unknown = "There is no such change of all that match. They are kept for 90 days.";
+    found
+        .filter(|action| action.bulk.is_some())
+        .ok_or_else(|| Problem::not_found(unknown))
 }
 
 pub(super) fn id(text: &str) -> Result<EventId, Problem> {
@@ -107,11 +110,6 @@ impl Search {
         if console.hides_payloads && text(&self.payload).is_some() {
             return Err(Problem::bad("Payloads are hidden."));
         }
-        self.any_filter()
-    }
-
-    /// The filter, whatever the console hides.
-    pub(super) fn any_filter(&self) -> Result<Filter, Problem> {
         let payload = text(&self.payload);
         let is_long = |text: &String| text.chars().count() > LONGEST_TEXT;
         if payload.as_ref().is_some_and(is_long) {
@@ -169,10 +167,8 @@ impl Search {
             || Problem::bad("Confirm on the page that asks, which has counted the events.");
         let nanos = self.at.parse().map_err(|_| unseen())?;
         let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos));
-        Ok(Seen {
-            newest: self.newest.parse().map_err(|_| unseen())?,
-            at: at.ok_or_else(unseen)?,
-        })
+        let newest = self.newest.parse().map_err(|_| unseen())?;
+        Ok(Seen::new(newest, at.ok_or_else(unseen)?))
     }
 
     /// How many events are changed in a second. 0 without a limit.
@@ -186,8 +182,8 @@ impl Search {
         text(&self.rate).map_or(Ok(0), |rate| rate.parse().map_err(wrong))
     }
 
-    /// The filter of a list with the events of a job.
-    pub(super) fn of_job(filter: &Filter) -> Self {
+    /// The filter of a list with the events that a change selects.
+    pub(super) fn of_filter(filter: &Filter) -> Self {
         let state = match &filter.states {
             states if *states == Filter::failed(None, None).states => "failed".to_owned(),
             states if self::states("unsettled").is_ok_and(|all| all == *states) => {

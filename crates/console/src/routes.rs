@@ -27,14 +27,13 @@ use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
 use super::actions::{self, Paused};
-use super::bulk::{MANY, seen_now};
 use super::export::export;
 use super::guard::guard;
 use super::history::{history, refusals};
 use super::operations::{More, Operations, SEARCH};
 use super::page::{self, Blocked, Failed, Part, View, Wrong};
 use super::problem::Problem;
-use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
+use super::request::{ROWS, Search, action, find_bulk, id, inbox, key, text};
 use super::settings::Console;
 
 impl Console {
@@ -43,17 +42,9 @@ impl Console {
         self.pass_on();
         router(Arc::new(self))
     }
-
-    /// Runs the jobs of the queue, as soon as there is a runtime.
-    pub(super) fn run_jobs(&self) {
-        if let Some(inbox) = self.inbox.as_ref().filter(|_| !self.is_read_only) {
-            self.jobs.run(inbox);
-        }
-    }
 }
 
 fn router(console: Arc<Console>) -> Router {
-    console.run_jobs();
     let inner = console.consoles.clone();
     let mut pages = Router::new()
         .route("/", get(overview))
@@ -67,7 +58,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/history", get(history))
         .route("/refusals", get(refusals))
         .route("/actions", get(done))
-        .route("/jobs/{number}", get(job))
+        .route("/actions/{number}", get(bulk))
         .route(
             "/style.css",
             get(([(CONTENT_TYPE, "text/css")], page::style())),
@@ -87,7 +78,8 @@ fn router(console: Arc<Console>) -> Router {
             .route("/events/{id}/{action}", post(actions::change))
             .route("/pause", get(confirm_pause).post(actions::pause))
             .route("/resume", post(actions::resume))
-            .route("/jobs/{number}/cancel", post(actions::cancel));
+            .route("/actions/{number}/continue", post(actions::go_on))
+            .route("/actions/{number}/cancel", post(actions::cancel));
     }
     let header = |name: HeaderName, value| {
         SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
@@ -133,14 +125,17 @@ async fn overview(Extension(view): Extension<View>) -> Markup {
         return page::overview(&known, &[], &[], &parts);
     };
     // What does not come from the queue is shown all the same.
-    let jobs = inbox.actions(Which::Running, None, MANY).await;
+    let running = inbox.actions(Which::Running, None, MANY).await;
     let kinds = known.counted.iter().flat_map(|(stats, _)| &stats.kinds);
     let blocked = match kinds.map(|kind| kind.blocking).sum() {
         0_u64 => Vec::new(),
         _ => worst(&**inbox).await.unwrap_or_default(),
     };
-    page::overview(&known, &blocked, &jobs.unwrap_or_default(), &parts)
+    page::overview(&known, &blocked, &running.unwrap_or_default(), &parts)
 }
+
+/// How many changes of all that match the overview shows.
+const MANY: usize = 100;
 
 /// What a console's inbox counts.
 async fn part(view: View) -> Part {
@@ -468,30 +463,28 @@ async fn confirm(
     let inbox = &**inbox(&view.console)?;
     let filter = search.filter_for_change(&view.console)?;
     // Before it counts, so that it has seen what is changed.
-    let (seen, stats) = seen_now(inbox).await?;
-    let matched = view
-        .console
-        .jobs
-        .preview(inbox, &filter, seen, Some(&stats));
-    let matched = matched.await?;
+    let selection = match inbox.seen().await? {
+        Some(seen) => Some(view.console.turns.select(inbox, &filter, seen).await?),
+        None => None,
+    };
     let page = Page::oldest(SAMPLE).within(SEARCH);
     let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
     Ok(page::confirm(
         &view,
         action,
         &search,
-        (matched, &sample),
-        seen,
+        selection.as_ref(),
+        &sample,
     ))
 }
 
 /// The number of events that a question shows.
 const SAMPLE: usize = 5;
 
-async fn job(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
+async fn bulk(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
     let Path(number) = path?;
-    let action = find_job(&view.console, number).await?;
-    Ok(page::job(&view, &action))
+    let action = find_bulk(&view.console, number).await?;
+    Ok(page::bulk(&view, &action))
 }
 
 #[cfg(test)]
@@ -508,22 +501,23 @@ mod tests {
     use tokio::sync::Semaphore;
     use tokio::time::{sleep, timeout};
     use tower::ServiceExt;
+    use tracing::subscriber::DefaultGuard;
 
     use super::super::operations::{Answer, Counted};
     use super::*;
     use tower_webhook::EventKind;
-    use tower_webhook::inbox::internal::{JobLease, NewJob};
     use tower_webhook::inbox::{
         Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState,
-        EventSummary, Filter, Inbox, Listed, Page, Pause, Stats,
+        EventSummary, Filter, Inbox, Listed, Page, Pause, Seen, Selection, Stats,
     };
     use tower_webhook::memory::MemoryQueue;
     use tower_webhook::telemetry::{Count, CountsOf};
 
-    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
+    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit, and so
+    /// does a discard of all that match; a redrive panics.
     struct Faulty {
         permits: Arc<Semaphore>,
-        jobs: Counted<MemoryQueue>,
+        changes: Counted<MemoryQueue>,
     }
 
     impl Operations for Faulty {
@@ -582,31 +576,42 @@ mod tests {
             before: Option<i64>,
             limit: usize,
         ) -> Answer<'_, Vec<Action>> {
-            self.jobs.actions(which, before, limit)
+            self.changes.actions(which, before, limit)
         }
 
-        fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
-            self.jobs.begin_job(job, by)
+        fn action(&self, number: i64) -> Answer<'_, Option<Action>> {
+            self.changes.action(number)
         }
 
-        fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>> {
-            self.jobs.take_job()
+        fn seen(&self) -> Answer<'_, Option<Seen>> {
+            Box::pin(pending())
         }
 
-        fn run_job<'a>(&'a self, _: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
-            let redrives = action.kind == ActionKind::Redrive;
+        fn select<'a>(&'a self, filter: &'a Filter, seen: Seen) -> Answer<'a, Selection> {
+            self.changes.select(filter, seen)
+        }
+
+        fn begin_all<'a>(
+            &'a self,
+            kind: ActionKind,
+            selection: &'a Selection,
+            rate: u32,
+            by: By,
+        ) -> Answer<'a, i64> {
+            self.changes.begin_all(kind, selection, rate, by)
+        }
+
+        fn continue_all(&self, number: i64) -> Answer<'_, Action> {
             Box::pin(async move {
-                assert!(!redrives, "the queue is faulty");
-                pending().await
+                let action = self.changes.action(number).await?.unwrap();
+                assert_eq!(action.kind, ActionKind::Discard, "the queue is faulty");
+                let _permit = self.permits.acquire().await;
+                Ok(action)
             })
         }
 
-        fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
-            self.jobs.fail_job(lease, action)
-        }
-
-        fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
-            self.jobs.cancel_job(number, by)
+        fn cancel(&self, number: i64, by: By) -> Answer<'_, bool> {
+            self.changes.cancel(number, by)
         }
 
         fn pause<'a>(
@@ -626,7 +631,7 @@ mod tests {
         }
 
         fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
-            self.jobs.counts(of)
+            self.changes.counts(of)
         }
 
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {
@@ -639,7 +644,7 @@ mod tests {
         let console = Console {
             inbox: Some(Arc::new(Faulty {
                 permits,
-                jobs: Counted::new(Inbox::new(MemoryQueue::new())),
+                changes: Counted::new(Inbox::new(MemoryQueue::new())),
             })),
             ..Console::new()
         };
@@ -674,34 +679,50 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_job_that_panics_has_ended() {
-        let app = console(&Arc::new(Semaphore::new(0)));
-        let started = app.clone().oneshot(post("/all")).await.unwrap();
-        assert_eq!(started.headers()["location"], "/jobs/1");
-        sleep(Duration::from_secs(1)).await;
-        let job = get(app, "/jobs/1").await;
-        assert!(job.contains("Stopped by a fault."), "{job}");
-        assert!(!job.contains("Cancel"), "{job}");
+    async fn a_change_that_panics_is_interrupted_after_a_minute() {
+        let (app, lines) = (console(&Arc::new(Semaphore::new(0))), Lines::default());
+        let _log = lines.capture();
+        let begun = app.clone().oneshot(post("/all")).await.unwrap();
+        assert_eq!(begun.headers()["location"], "/actions/1");
+        sleep(Duration::from_secs(59)).await;
+        let text = lines.text();
+        assert!(text.contains("that match has panicked number=1"), "{text}");
+        let page = get(app.clone(), "/actions/1").await;
+        assert!(page.contains("In progress."), "{page}");
+        sleep(Duration::from_secs(2)).await;
+        let page = get(app, "/actions/1").await;
+        assert!(page.contains("Interrupted: "), "{page}");
+        assert!(page.contains(r#"action="/actions/1/continue""#), "{page}");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn four_jobs_run_and_others_wait() {
-        let app = console(&Arc::new(Semaphore::new(0)));
-        for number in 1..=5 {
-            let post = post_form("/all", "action=discard&state=dead&newest=1&at=0"); // which never ends
-            let started = app.clone().oneshot(post).await.unwrap();
-            assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
+    async fn a_fifth_change_is_refused_and_not_stored() {
+        let permits = Arc::new(Semaphore::new(0));
+        let app = console(&permits);
+        let begin = || {
+            let post = post_form("/all", "action=discard&state=dead&newest=1&at=0");
+            app.clone().oneshot(post)
+        };
+        for number in 1..=4 {
+            let begun = begin().await.unwrap();
+            assert_eq!(begun.headers()["location"], format!("/actions/{number}"));
         }
+        let refused = begin().await.unwrap();
+        assert_eq!(refused.status(), StatusCode::CONFLICT);
+        let page = refused.into_body().collect().await.unwrap().to_bytes();
+        let page = String::from_utf8_lossy(&page);
+        let why = "A console makes 4 changes of all that match at a time.";
+        assert!(page.contains(why), "{page}");
+        let page = get(app.clone(), "/actions/5").await;
+        assert!(page.contains("There is no such change"), "{page}");
+        // Neither is one continued, which has not ended.
+        let continued = app.clone().oneshot(post("/actions/1/continue"));
+        assert_eq!(continued.await.unwrap().status(), StatusCode::CONFLICT);
+
+        permits.add_permits(1);
         sleep(Duration::from_secs(1)).await;
-        for (number, shown) in [(4, "In progress."), (5, "Waiting for other jobs to end")] {
-            let job = get(app.clone(), &format!("/jobs/{number}")).await;
-            assert!(job.contains(shown), "{job}");
-        }
-        let cancelled = app.clone().oneshot(post("/jobs/5/cancel")).await.unwrap();
-        assert_eq!(cancelled.headers()["location"], "/jobs/5");
-        sleep(Duration::from_secs(1)).await;
-        let job = get(app, "/jobs/5").await;
-        assert!(job.contains("Cancelled."), "{job}");
+        let begun = begin().await.unwrap();
+        assert_eq!(begun.headers()["location"], "/actions/5");
     }
 
     #[tokio::test(start_paused = true)]
@@ -723,6 +744,20 @@ mod tests {
     #[derive(Clone, Default)]
     struct Lines(Arc<Mutex<Vec<u8>>>);
 
+    impl Lines {
+        fn capture(&self) -> DefaultGuard {
+            let writer = self.clone();
+            let subscriber = tracing_subscriber::fmt()
+                .with_ansi(false)
+                .with_writer(move || writer.clone());
+            tracing::subscriber::set_default(subscriber.finish())
+        }
+
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
     impl io::Write for Lines {
         fn write(&mut self, text: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().write(text)
@@ -736,21 +771,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pause_is_logged_though_the_operator_has_disconnected() {
         let lines = Lines::default();
-        let writer = lines.clone();
-        let subscriber = tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(move || writer.clone());
-        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let _log = lines.capture();
         let permits = Arc::new(Semaphore::new(0));
         let pausing = console(&permits).oneshot(post_form("/pause", "reason=maintenance"));
         let pausing = timeout(Duration::from_secs(1), pausing).await;
         assert!(pausing.is_err());
         permits.add_permits(1);
         sleep(Duration::from_secs(1)).await;
-        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
-        assert!(
-            lines.contains("the console pauses or resumes is_paused=true"),
-            "{lines}"
-        );
+        let text = lines.text();
+        let paused = "the console pauses or resumes is_paused=true";
+        assert!(text.contains(paused), "{text}");
     }
 }

@@ -10,7 +10,7 @@ use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::spool::{Spooled, Status};
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 
-use super::bulk::Jobs;
+use super::bulk::Turns;
 use super::operations::{Counted, Operations};
 
 /// Returns what is in the file of a spool.
@@ -33,7 +33,7 @@ pub struct Console {
     pub(super) hides_payloads: bool,
     pub(super) actor: Option<HeaderName>,
     pub(super) hosts: Option<Vec<String>>,
-    pub(super) jobs: Jobs,
+    pub(super) turns: Turns,
     /// Set if this console is one of several.
     pub(super) name: Option<Name>,
     pub(super) consoles: Vec<Arc<Console>>,

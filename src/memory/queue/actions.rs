@@ -1,25 +1,22 @@
-//! What persons did, and jobs.
-
-use std::time::Duration;
+//! What persons did, and changes of all events that match.
 
 use tokio::time::Instant;
 
-use super::{FOREVER, State};
+use super::State;
 use crate::inbox::actions::{
-    Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, NewJob, Which,
+    Action, ActionKind, Bulk, BulkState, BulkStep, By, INTERRUPTED_AFTER, KEPT, NewBulk, Which,
 };
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::Change;
-use crate::store::Fence;
 
 /// What a person did.
 pub(super) struct Done {
     pub(super) at: Instant,
     pub(super) action: Action,
-    /// The chat that the filter of a job names.
+    /// The chat that the filter of a bulk change names.
     pub(super) chat: Option<String>,
-    fence: u128,
-    lease_until: Instant,
+    /// When its last step was made.
+    stepped: Instant,
 }
 
 /// How many actions are kept.
@@ -45,7 +42,7 @@ impl State {
             event: event.map(EventId),
             about,
             changed,
-            job: None,
+            bulk: None,
         };
         self.actions.insert(
             number,
@@ -53,14 +50,13 @@ impl State {
                 at: self.now,
                 action,
                 chat: None,
-                fence: 0,
-                lease_until: self.now,
+                stepped: self.now,
             },
         );
         if let Some(event) = event {
             self.event(event).actions.push(number);
         }
-        // A job that is running is kept.
+        // A change that is running is kept.
         while let Some((&first, done)) = self.actions.iter().find(|(_, done)| !done.is_running())
             && (self.now.saturating_duration_since(done.at) > KEPT || first + MOST <= number)
         {
@@ -118,8 +114,8 @@ impl State {
         }
     }
 
-    /// Deletes what jobs have of a chat that is forgotten.
-    pub(super) fn forget_jobs(&mut self, chat: &str) {
+    /// Deletes what bulk changes have of a chat that is forgotten.
+    pub(super) fn forget_bulks(&mut self, chat: &str) {
         for done in self
             .actions
             .values_mut()
@@ -128,72 +124,61 @@ impl State {
             done.chat = None;
             done.action.about = None;
             done.action.by = By::new(done.action.by.who());
-            done.end(JobState::Cancelled);
+            done.cancel();
         }
     }
 
-    pub(super) fn begin_job(&mut self, job: &NewJob, by: &By) -> i64 {
-        let number = self.note(by, job.kind, None, Some(job.filter.clone()), 0);
+    pub(super) fn begin_bulk(&mut self, bulk: &NewBulk, by: &By) -> i64 {
+        let number = self.note(by, bulk.kind, None, Some(bulk.about.clone()), 0);
         if let Some(done) = self.actions.get_mut(&number) {
-            done.chat.clone_from(&job.chat);
-            done.action.job = Some(Job {
-                state: JobState::Running,
+            done.chat.clone_from(&bulk.chat);
+            done.action.bulk = Some(Bulk {
+                state: BulkState::Running,
                 skipped: 0,
                 reached: EventId(0),
-                rate: job.rate,
-                is_held: false,
+                rate: bulk.rate,
             });
         }
         number
     }
 
-    pub(super) fn take_job(&mut self, lease: Duration) -> Option<(JobLease, Action)> {
-        let now = self.now;
-        let mut jobs = self.actions.values_mut();
-        let done = jobs.find(|done| done.is_running() && done.lease_until <= now)?;
-        self.last_fence += 1;
-        done.fence = self.last_fence;
-        done.lease_until = now + lease.min(FOREVER);
-        let lease = JobLease {
-            number: done.action.number,
-            fence: Fence(done.fence),
+    pub(super) fn step_bulk(&mut self, number: i64, step: &BulkStep) -> bool {
+        let is_there = |done: &Done| {
+            let bulk = done.action.bulk.as_ref();
+            done.is_running() && bulk.is_some_and(|bulk| bulk.reached == step.from)
         };
-        Some((lease, done.action(now)))
-    }
-
-    pub(super) fn step_job(&mut self, lease: &JobLease, step: &JobStep) -> bool {
-        let holds = |done: &Done| done.is_running() && done.fence == lease.fence.0;
-        if !self.actions.get(&lease.number).is_some_and(holds) {
+        if !self.actions.get(&number).is_some_and(is_there) {
             return false;
         }
         let (mut changed, mut skipped) = (0, 0);
         for (id, from) in &step.events {
             if self.change(step.redrives, *id, Some(*from)) == Change::Made {
-                self.event(id.0).actions.push(lease.number);
+                self.event(id.0).actions.push(number);
                 changed += 1;
             } else {
                 skipped += 1;
             }
         }
-        let until = self.now + step.lease.min(FOREVER);
-        if let Some(done) = self.actions.get_mut(&lease.number) {
-            done.lease_until = until;
+        if let Some(done) = self.actions.get_mut(&number) {
+            done.stepped = self.now;
             done.action.changed += changed;
-            if let Some(job) = &mut done.action.job {
-                job.skipped += skipped;
-                job.reached = step.reached;
-                job.state = step.state;
+            if let Some(bulk) = &mut done.action.bulk {
+                bulk.skipped += skipped;
+                bulk.reached = step.reached;
+                if step.is_last {
+                    bulk.state = BulkState::Done;
+                }
             }
         }
         true
     }
 
-    pub(super) fn cancel_job(&mut self, number: i64, by: &By) -> bool {
+    pub(super) fn cancel_bulk(&mut self, number: i64, by: &By) -> bool {
         let is_running = self.actions.get(&number).is_some_and(Done::is_running);
         if is_running {
             self.note(by, ActionKind::Cancel, None, Some(number.to_string()), 0);
             if let Some(done) = self.actions.get_mut(&number) {
-                done.end(JobState::Cancelled);
+                done.cancel();
             }
         }
         is_running
@@ -202,22 +187,25 @@ impl State {
 
 impl Done {
     fn is_running(&self) -> bool {
-        let job = self.action.job.as_ref();
-        job.is_some_and(|job| job.state == JobState::Running)
+        let bulk = self.action.bulk.as_ref();
+        bulk.is_some_and(|bulk| bulk.state == BulkState::Running)
     }
 
-    fn end(&mut self, state: JobState) {
+    fn cancel(&mut self) {
         if self.is_running()
-            && let Some(job) = &mut self.action.job
+            && let Some(bulk) = &mut self.action.bulk
         {
-            job.state = state;
+            bulk.state = BulkState::Cancelled;
         }
     }
 
     fn action(&self, now: Instant) -> Action {
         let mut action = self.action.clone();
-        if let Some(job) = &mut action.job {
-            job.is_held = job.state == JobState::Running && self.lease_until > now;
+        if self.is_running()
+            && now.saturating_duration_since(self.stepped) > INTERRUPTED_AFTER
+            && let Some(bulk) = &mut action.bulk
+        {
+            bulk.state = BulkState::Interrupted;
         }
         action
     }

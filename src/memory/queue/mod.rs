@@ -21,7 +21,7 @@ use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, ActionKind, By, JobLease, JobStep, NewJob, Which, paused};
+use crate::inbox::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which, paused};
 use crate::inbox::event::{
     EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take, TakenEvent,
 };
@@ -354,20 +354,16 @@ impl Work for MemoryQueue {
         Ok(self.lock().purge(keep_bodies))
     }
 
-    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
-        Ok(self.lock().begin_job(job, by))
+    async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {
+        Ok(self.lock().begin_bulk(bulk, by))
     }
 
-    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
-        Ok(self.lock().take_job(lease))
+    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+        Ok(self.lock().step_bulk(number, step))
     }
 
-    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
-        Ok(self.lock().step_job(lease, step))
-    }
-
-    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
-        Ok(self.lock().cancel_job(number, by))
+    async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        Ok(self.lock().cancel_bulk(number, by))
     }
 
     async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {

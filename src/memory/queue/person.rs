@@ -101,7 +101,7 @@ impl State {
             .map(|(id, _)| *id);
         let step: Vec<i64> = ids.by_ref().take(FORGET_STEP).collect();
         let next = ids.next();
-        self.forget_jobs(chat);
+        self.forget_bulks(chat);
         let mut bodies = 0;
         for id in step {
             if self.event(id).is_kept() {

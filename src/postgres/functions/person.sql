@@ -237,11 +237,10 @@ BEGIN
     ) FROM unnest(v_made) AS at;
 END $tower_webhook$;
 
--- Changes the next events of a job, and notes how far it is, if the job is running and has this fence. Otherwise it changes
--- nothing. Returns whether it did.
-CREATE FUNCTION {schema}.step_job(
-    p_job bigint, p_fence uuid, p_redrives bigint, p_seqs bigint[], p_froms text[], p_reached bigint, p_state text,
-    p_lease bigint
+-- Changes the next events of a change of all that match, and moves it on, if it is running and at this position. Otherwise it
+-- changes nothing. Returns whether it did.
+CREATE FUNCTION {schema}.step_bulk(
+    p_number bigint, p_from bigint, p_redrives bigint, p_seqs bigint[], p_froms text[], p_reached bigint, p_is_last bigint
 )
 RETURNS boolean LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
@@ -249,19 +248,20 @@ DECLARE
     v_made bigint[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    -- The lock is that of the job: nobody cancels or takes it before this ends.
-    PERFORM FROM {schema}.actions WHERE number = p_job AND fence = p_fence AND state = 'running' FOR UPDATE;
+    -- The lock is that of the change: nobody cancels it or moves it on before this ends.
+    PERFORM FROM {schema}.actions
+    WHERE number = p_number AND state = 'running' AND reached = p_from FOR UPDATE;
     IF NOT FOUND THEN RETURN false; END IF;
     v_made := ARRAY(
         SELECT p_seqs[c.o_at]
         FROM {schema}.change_each(p_seqs, p_froms, array_fill(p_redrives > 0, ARRAY[cardinality(p_seqs)])) AS c
         WHERE c.o_answer = 'made'
     );
-    INSERT INTO {schema}.changed (event, action) SELECT seq, p_job FROM unnest(v_made) AS seq;
+    INSERT INTO {schema}.changed (event, action) SELECT seq, p_number FROM unnest(v_made) AS seq;
     UPDATE {schema}.actions SET
         changed = changed + cardinality(v_made), skipped = skipped + cardinality(p_seqs) - cardinality(v_made),
-        reached = p_reached, state = p_state, lease_until = {schema}.micros() + p_lease
-    WHERE number = p_job;
+        reached = p_reached, state = CASE WHEN p_is_last > 0 THEN 'done' ELSE state END, stepped = {schema}.micros()
+    WHERE number = p_number;
     RETURN true;
 END $tower_webhook$;
 

@@ -79,7 +79,7 @@ BEGIN
         UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
     END IF;
     IF greatest(v_bodies, cardinality(v_seqs)) = p_step THEN RETURN true; END IF;
-    -- A job that is running is kept.
+    -- A change of all that match is kept while it is running.
     DELETE FROM {schema}.actions
     WHERE number = ANY (ARRAY(
             SELECT number FROM {schema}.actions WHERE state IS DISTINCT FROM 'running'

@@ -1,6 +1,5 @@
-//! What persons did, which the functions record in the statements of the changes; and jobs.
-
-use std::time::Duration;
+//! What persons did, which the functions record in the statements of the changes; and changes of all events that
+//! match.
 
 use sqlx::postgres::PgRow;
 
@@ -8,16 +7,17 @@ use super::batches::Result;
 use super::database::Database;
 use super::{parameters, rows};
 use crate::inbox::actions::{
-    Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, MOST, NewJob, Which,
+    Action, ActionKind, Bulk, BulkState, BulkStep, By, INTERRUPTED_AFTER, KEPT, MOST, NewBulk,
+    Which,
 };
 use crate::inbox::event::EventId;
 use crate::postgres::engine::{Value, column, corrupt, micros};
-use crate::store::{Fence, OpenError as Error};
+use crate::store::OpenError as Error;
 
 macro_rules! columns {
     () => {
         "a.number, a.at, a.who, a.reason, a.what, a.event, a.about, a.changed, a.state, a.skipped, a.reached, a.rate,
-        a.state = 'running' AND a.lease_until > {schema}.micros()"
+        {schema}.micros() - a.stepped"
     };
 }
 
@@ -41,20 +41,11 @@ const RUNNING: &str = concat!(
 );
 
 const BEGIN: &str = "
-    INSERT INTO {schema}.actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, lease_until)
-    VALUES ({schema}.micros(), $1, $2, $3, $4, 0, 'running', ($5::bytea[])[1], 0, 0, $6, 0) RETURNING number";
+    INSERT INTO {schema}.actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, stepped)
+    SELECT now, $1, $2, $3, $4, 0, 'running', ($5::bytea[])[1], 0, 0, $6, now FROM {schema}.micros() AS now
+    RETURNING number";
 
-// Of a job that another one takes just now, the lock is left alone.
-const TAKE: &str = concat!(
-    "UPDATE {schema}.actions a SET fence = $2, lease_until = {schema}.micros() + $1
-    WHERE a.number = (
-        SELECT f.number FROM {schema}.actions f WHERE f.state = 'running' AND f.lease_until <= {schema}.micros()
-        ORDER BY f.number LIMIT 1 FOR UPDATE SKIP LOCKED
-    ) RETURNING ",
-    columns!()
-);
-
-const STEP: &str = "SELECT {schema}.step_job($1, $2, $3, $4, $5, $6, $7, $8)";
+const STEP: &str = "SELECT {schema}.step_bulk($1, $2, $3, $4, $5, $6, $7)";
 
 const CANCEL: &str = "
     WITH cancelled AS (
@@ -96,50 +87,35 @@ impl Database {
         Ok(actions.iter().map(action).collect::<Result<_, Error>>()?)
     }
 
-    pub(super) async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64> {
+    pub(super) async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64> {
         let [who, reason] = self::by(by);
-        let chat = job.chat.clone().map(Into::into);
+        let chat = bulk.chat.clone().map(Into::into);
         let values = [
             who,
             reason,
-            Value::Text(job.kind.name().to_owned()),
-            Value::Text(job.filter.clone()),
+            Value::Text(bulk.kind.name().to_owned()),
+            Value::Text(bulk.about.clone()),
             Value::Blobs(vec![chat]),
-            Value::Number(job.rate.into()),
+            Value::Number(bulk.rate.into()),
         ];
         Ok(column(&self.call_one(BEGIN, values).await?, 0)?)
     }
 
-    pub(super) async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>> {
-        let fence = fastrand::u128(..);
-        let values = [Value::Number(micros(lease)), Value::Id(fence)];
-        let taken = self.call(TAKE, values).await?;
-        let Some(job) = taken.first().map(action).transpose()? else {
-            return Ok(None);
-        };
-        let lease = JobLease {
-            number: job.number,
-            fence: Fence(fence),
-        };
-        Ok(Some((lease, job)))
-    }
-
-    pub(super) async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool> {
+    pub(super) async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool> {
         let froms = step.events.iter().map(|(_, from)| from.name().to_owned());
         let values = [
-            Value::Number(lease.number),
-            Value::Id(lease.fence.0),
+            Value::Number(number),
+            Value::Number(step.from.0),
             Value::Number(step.redrives.into()),
             Value::numbers(step.events.iter().map(|(id, _)| id.0)),
             Value::Texts(froms.collect()),
             Value::Number(step.reached.0),
-            Value::Text(step.state.name().to_owned()),
-            Value::Number(micros(step.lease)),
+            Value::Number(step.is_last.into()),
         ];
         Ok(column(&self.call_when_free(STEP, &values).await?, 0)?)
     }
 
-    pub(super) async fn cancel_job(&self, number: i64, by: &By) -> Result<bool> {
+    pub(super) async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool> {
         let [who, reason] = self::by(by);
         let values = [Value::Number(number), who, reason];
         Ok(!self.call(CANCEL, values).await?.is_empty())
@@ -148,15 +124,18 @@ impl Database {
 
 fn action(row: &PgRow) -> Result<Action, Error> {
     let kind = ActionKind::parse(column(row, 4)?);
-    let job = match column::<Option<&str>>(row, 8)? {
+    let bulk = match column::<Option<&str>>(row, 8)? {
         None => None,
-        Some(state) => Some(Job {
-            state: JobState::parse(state).ok_or_else(|| corrupt("an unknown state of a job"))?,
-            skipped: column::<i64>(row, 9)?.unsigned_abs(),
-            reached: EventId(column(row, 10)?),
-            rate: u32::try_from(column::<i64>(row, 11)?).map_err(corrupt)?,
-            is_held: column(row, 12)?,
-        }),
+        Some(state) => {
+            let is_late = column::<i64>(row, 12)? > micros(INTERRUPTED_AFTER);
+            let state = BulkState::parse(state, is_late);
+            Some(Bulk {
+                state: state.ok_or_else(|| corrupt("an unknown state of a bulk change"))?,
+                skipped: column::<i64>(row, 9)?.unsigned_abs(),
+                reached: EventId(column(row, 10)?),
+                rate: u32::try_from(column::<i64>(row, 11)?).map_err(corrupt)?,
+            })
+        }
     };
     Ok(Action {
         number: column(row, 0)?,
@@ -166,6 +145,6 @@ fn action(row: &PgRow) -> Result<Action, Error> {
         event: column::<Option<i64>>(row, 5)?.map(EventId),
         about: column(row, 6)?,
         changed: column::<i64>(row, 7)?.unsigned_abs(),
-        job,
+        bulk,
     })
 }

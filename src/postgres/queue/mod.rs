@@ -28,7 +28,7 @@ use self::person::Person;
 use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
+use crate::inbox::actions::{Action, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
     EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent,
 };
@@ -189,20 +189,16 @@ impl Work for PostgresQueue {
         Ok(database.purge(keep_bodies).await? || database.purge_counts().await?)
     }
 
-    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
-        self.shared.database.begin_job(job, by).await
+    async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {
+        self.shared.database.begin_bulk(bulk, by).await
     }
 
-    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
-        self.shared.database.take_job(lease).await
+    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+        self.shared.database.step_bulk(number, step).await
     }
 
-    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
-        self.shared.database.step_job(lease, step).await
-    }
-
-    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
-        self.shared.database.cancel_job(number, by).await
+    async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        self.shared.database.cancel_bulk(number, by).await
     }
 
     async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {

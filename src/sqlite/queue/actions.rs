@@ -1,18 +1,16 @@
-//! What persons did, in the transactions of the changes; and jobs.
-
-use std::time::Duration;
+//! What persons did, in the transactions of the changes; and changes of all events that match.
 
 use rusqlite::types::Type;
-use rusqlite::{OptionalExtension, Result, Row, params};
+use rusqlite::{Result, Row, params};
 
 use super::{person, row};
 use crate::inbox::actions::{
-    Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, MOST, NewJob, Which,
+    Action, ActionKind, Bulk, BulkState, BulkStep, By, INTERRUPTED_AFTER, KEPT, MOST, NewBulk,
+    Which,
 };
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::Change;
 use crate::sqlite::engine::{Tx, clock};
-use crate::store::Fence;
 
 const INSERT: &str = "
     INSERT INTO actions (at, who, reason, what, event, about, changed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
@@ -26,7 +24,7 @@ const FORGET: &str = "
 macro_rules! columns {
     () => {
         "a.number, a.at, a.who, a.reason, a.what, a.event, a.about, a.changed, a.state, a.skipped, a.reached, a.rate,
-        a.lease_until"
+        a.stepped"
     };
 }
 
@@ -46,29 +44,22 @@ const RUNNING: &str = concat!(
     columns!(),
     " FROM actions a WHERE state = 'running' AND number < ?1 ORDER BY number DESC LIMIT ?2"
 );
-const FORGET_JOBS: &str = "
+const FORGET_BULKS: &str = "
     UPDATE actions
     SET chat = NULL, about = NULL, reason = '', state = iif(state = 'running', 'cancelled', state)
     WHERE chat = ?1";
 const BEGIN: &str = "
-    INSERT INTO actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, lease_until)
-    VALUES (?1, ?2, ?3, ?4, ?5, 0, 'running', ?6, 0, 0, ?7, 0)";
-// The few that are running, by their index, in which all numbers are positive.
-const FREE: &str = concat!(
-    "SELECT ",
-    columns!(),
-    " FROM actions a WHERE state = 'running' AND number > 0 AND lease_until < ?1 ORDER BY number LIMIT 1"
-);
-const TAKE: &str =
-    "UPDATE actions SET fence = randomblob(16), lease_until = ?2 WHERE number = ?1 RETURNING fence";
-const HELD: &str = "SELECT 1 FROM actions WHERE number = ?1 AND fence = ?2 AND state = 'running'";
+    INSERT INTO actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, stepped)
+    VALUES (?1, ?2, ?3, ?4, ?5, 0, 'running', ?6, 0, 0, ?7, ?1)";
+const IS_AT: &str =
+    "SELECT 1 FROM actions WHERE number = ?1 AND state = 'running' AND reached = ?2";
 const STEP: &str = "
     UPDATE actions
-    SET changed = changed + ?2, skipped = skipped + ?3, reached = ?4, state = ?5, lease_until = ?6
+    SET changed = changed + ?2, skipped = skipped + ?3, reached = ?4, state = iif(?5, 'done', state), stepped = ?6
     WHERE number = ?1";
 const CANCEL: &str =
     "UPDATE actions SET state = 'cancelled' WHERE number = ?1 AND state = 'running'";
-// The last row is kept, so that no number is used twice, and so is a job that is running.
+// The last row is kept, so that no number is used twice, and so is a change that is running.
 const PURGE: &str = "
     DELETE FROM actions
     WHERE number < (SELECT min(number) FROM actions WHERE state IS NOT 'running') + ?3
@@ -85,11 +76,9 @@ pub(super) const STATEMENTS: &[&str] = &[
     ALL,
     OF_EVENT,
     RUNNING,
-    FORGET_JOBS,
+    FORGET_BULKS,
     BEGIN,
-    FREE,
-    TAKE,
-    HELD,
+    IS_AT,
     STEP,
     CANCEL,
     PURGE,
@@ -156,9 +145,9 @@ fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
     Ok(())
 }
 
-/// Deletes what jobs have of a chat, which is forgotten.
-pub(super) fn forget_jobs(tx: &Tx<'_>, chat: &str) -> Result<()> {
-    tx.prepare(FORGET_JOBS)?.execute([chat])?;
+/// Deletes what bulk changes have of a chat, which is forgotten.
+pub(super) fn forget_bulks(tx: &Tx<'_>, chat: &str) -> Result<()> {
+    tx.prepare(FORGET_BULKS)?.execute([chat])?;
     Ok(())
 }
 
@@ -203,57 +192,40 @@ pub(super) fn list(
     actions.query_map([before, limit], read)?.collect()
 }
 
-pub(super) fn begin(tx: &Tx<'_>, job: &NewJob, by: &By) -> Result<i64> {
+pub(super) fn begin(tx: &Tx<'_>, bulk: &NewBulk, by: &By) -> Result<i64> {
     let row = params![
         tx.now,
         by.who(),
         by.reason(),
-        job.kind.name(),
-        job.filter,
-        job.chat,
-        job.rate
+        bulk.kind.name(),
+        bulk.about,
+        bulk.chat,
+        bulk.rate
     ];
     tx.prepare(BEGIN)?.execute(row)?;
     Ok(tx.db.last_insert_rowid())
 }
 
-pub(super) fn take(tx: &Tx<'_>, lease: Duration) -> Result<Option<(JobLease, Action)>> {
-    let until = row::lease_end(tx.now, lease);
-    let mut free = tx.prepare(FREE)?;
-    let free = free.query_row([tx.now], |row| action(row, tx.now));
-    let Some(job) = free.optional()? else {
-        return Ok(None);
-    };
-    let mut take = tx.prepare(TAKE)?;
-    let fence: [u8; 16] = take.query_row([job.number, until], |row| row.get(0))?;
-    let lease = JobLease {
-        number: job.number,
-        fence: Fence(u128::from_be_bytes(fence)),
-    };
-    Ok(Some((lease, job)))
-}
-
-pub(super) fn step(tx: &mut Tx<'_>, lease: &JobLease, step: &JobStep) -> Result<bool> {
-    let held = params![lease.number, lease.fence.0.to_be_bytes()];
-    if !tx.prepare(HELD)?.exists(held)? {
+pub(super) fn step(tx: &mut Tx<'_>, number: i64, step: &BulkStep) -> Result<bool> {
+    if !tx.prepare(IS_AT)?.exists([number, step.from.0])? {
         return Ok(false);
     }
     let (mut changed, mut skipped) = (0_i64, 0_i64);
     for (id, from) in &step.events {
         if redrive_or_discard(tx, step.redrives, *id, Some(*from))? == Change::Made {
-            link(tx, id.0, lease.number)?;
+            link(tx, id.0, number)?;
             changed += 1;
         } else {
             skipped += 1;
         }
     }
     let row = params![
-        lease.number,
+        number,
         changed,
         skipped,
         step.reached.0,
-        step.state.name(),
-        row::lease_end(tx.now, step.lease)
+        step.is_last,
+        tx.now
     ];
     tx.prepare(STEP)?.execute(row)?;
     Ok(true)
@@ -277,17 +249,18 @@ pub(super) fn cancel(tx: &Tx<'_>, number: i64, by: &By) -> Result<bool> {
 fn action(row: &Row<'_>, now: i64) -> Result<Action> {
     let what = row.get_ref(4)?.as_str()?;
     let unknown = || row::invalid(4, Type::Text, "no action");
-    let job = match row.get_ref(8)?.as_str_or_null()? {
+    let bulk = match row.get_ref(8)?.as_str_or_null()? {
         None => None,
         Some(state) => {
-            let state = JobState::parse(state)
-                .ok_or_else(|| row::invalid(8, Type::Text, "no state of a job"))?;
-            Some(Job {
+            let stepped: i64 = row.get(12)?;
+            let is_late = now > clock::after(stepped, INTERRUPTED_AFTER);
+            let state = BulkState::parse(state, is_late)
+                .ok_or_else(|| row::invalid(8, Type::Text, "no state of a bulk change"))?;
+            Some(Bulk {
                 state,
                 skipped: row.get::<_, i64>(9)?.unsigned_abs(),
                 reached: EventId(row.get(10)?),
                 rate: row.get(11)?,
-                is_held: state == JobState::Running && row.get::<_, i64>(12)? >= now,
             })
         }
     };
@@ -299,6 +272,6 @@ fn action(row: &Row<'_>, now: i64) -> Result<Action> {
         event: row.get::<_, Option<i64>>(5)?.map(EventId),
         about: row.get(6)?,
         changed: row.get::<_, i64>(7)?.unsigned_abs(),
-        job,
+        bulk,
     })
 }

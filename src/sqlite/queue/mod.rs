@@ -27,7 +27,7 @@ use self::person::ToForget;
 use self::stats::Counts;
 use crate::event::EventKind;
 use crate::inbox::actions::{
-    Action, ActionKind, By, JobLease, JobStep, NewJob, Which, chat_digest, paused,
+    Action, ActionKind, BulkStep, By, NewBulk, Which, chat_digest, paused,
 };
 use crate::inbox::event::{
     EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take, TakenEvent,
@@ -199,24 +199,19 @@ impl Work for SqliteQueue {
             .await
     }
 
-    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
-        let (job, by) = (job.clone(), by.clone());
-        self.run(Need::Durable, move |tx| actions::begin(tx, &job, &by))
+    async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {
+        let (bulk, by) = (bulk.clone(), by.clone());
+        self.run(Need::Durable, move |tx| actions::begin(tx, &bulk, &by))
             .await
     }
 
-    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
-        self.run(Need::Write, move |tx| actions::take(tx, lease))
+    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+        let step = step.clone();
+        self.run(Need::Durable, move |tx| actions::step(tx, number, &step))
             .await
     }
 
-    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
-        let (lease, step) = (*lease, step.clone());
-        self.run(Need::Durable, move |tx| actions::step(tx, &lease, &step))
-            .await
-    }
-
-    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+    async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError> {
         let by = by.clone();
         self.run(Need::Durable, move |tx| actions::cancel(tx, number, &by))
             .await
@@ -347,7 +342,7 @@ impl Records for SqliteQueue {
         let found = self.read(move |tx| person::to_forget(tx, &chat, events.as_ref()));
         let ToForget { events, rest } = found.await?;
         let step = self.run(Need::Durable, move |tx| {
-            actions::forget_jobs(tx, &name)?;
+            actions::forget_bulks(tx, &name)?;
             let bodies = person::forget(tx, &events)?;
             actions::note(tx, &by, ActionKind::Forget, None, Some(&digest), bodies)?;
             Ok(bodies)

@@ -237,7 +237,7 @@ async fn selected_events(page: &Page, desk: &Desk) {
     assert_eq!(desk.state(9).await, EventState::Dead);
 }
 
-/// The rest, of which the first ones are redriven before the job is cancelled.
+/// The rest, of which the first ones are redriven before the change is cancelled.
 async fn all_that_match(page: &Page, desk: &Desk) {
     let left = CLOSED - 3;
     page.follow(DISCARD_ALL).await;
@@ -253,25 +253,25 @@ async fn all_that_match(page: &Page, desk: &Desk) {
     page.until_contains("h1", &format!("redrive {left} events?"))
         .await;
     page.follow("main form button").await;
-    page.until_reloaded("#job", "64 redriven").await;
-    page.until_contains("#job", "In progress.").await;
+    page.until_reloaded("#change", "64 redriven").await;
+    page.until_contains("#change", "In progress.").await;
     let progress = "const { value, max } = document.querySelector('progress'); return [value, max]";
     assert_eq!(page.script(progress).await, Some(json!([64, left])));
     page.follow("#cancel").await;
-    page.until_contains("#job", "Cancelled.").await;
+    page.until_contains("#change", "Cancelled.").await;
     // The step that has begun comes too late.
     desk.redrives.add_permits(1_000);
     let dead = left as u64 - 64;
-    page.until_contains("#job", "64 redriven").await;
+    page.until_contains("#change", "64 redriven").await;
 
-    page.follow("#job a").await;
+    page.follow("#change a").await;
     assert_eq!(page.rows().await as u64, dead);
     page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {dead} events?"))
         .await;
     page.follow("main form button").await;
-    page.until_reloaded("#job", "Done.").await;
-    page.until_contains("#job", &format!("{dead} redriven"))
+    page.until_reloaded("#change", "Done.").await;
+    page.until_contains("#change", &format!("{dead} redriven"))
         .await;
     desk.until(5 + CLOSED, EventState::Handled).await;
     let stats = desk.inbox.stats().await.unwrap();
@@ -351,7 +351,7 @@ async fn three_clicks(window: Window) {
         desk.repair();
         page.follow("main form button").await;
         assert_eq!(page.clicks(), 3);
-        page.until_reloaded("#job", "2 redriven").await;
+        page.until_reloaded("#change", "2 redriven").await;
     };
     window.open(&url, test).await;
     desk.until(2, EventState::Handled).await;
@@ -408,7 +408,7 @@ async fn tasks_take_few_clicks() {
         page.follow(REDRIVE_ALL).await;
         page.follow("main form button").await;
         page.follow("#cancel").await;
-        page.until_contains("#job", "Cancelled.").await;
+        page.until_contains("#change", "Cancelled.").await;
         done("redrive all, and cancel", 4).await;
 
         page.follow(".site a:nth-child(4)").await;
@@ -548,7 +548,7 @@ async fn accessible(width: u32) {
         page.goto(&format!("{url}/events/4")).await;
         page.until_contains("#waits", "Its kind is tripped").await;
         desk.inbox.pause(None, "ada: maintenance").await.unwrap();
-        // A job that does not end.
+        // A change that does not end.
         desk.redrives.forget_permits(usize::MAX);
         page.goto(&format!("{url}/all?action=redrive&state=unsettled"))
             .await;
@@ -573,7 +573,7 @@ async fn accessible(width: u32) {
             "events/2?did=redrive:2",
             "events?state=none",
             "all?state=dead&action=discard",
-            "jobs/2",
+            "actions/2",
             "actions",
             "history",
             "history?range=30d",

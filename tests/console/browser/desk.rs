@@ -9,9 +9,9 @@ use http::Request;
 use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Tuning, Work};
+use tower_webhook::inbox::internal::{BulkStep, Tuning, Work};
 use tower_webhook::inbox::{
-    Accept, Action, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
+    Accept, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
     WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
@@ -170,27 +170,15 @@ impl Gated {
 impl Work for Gated {
     const SHARED: bool = MemoryQueue::SHARED;
 
-    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
-        self.queue.begin_job(job, by).await
-    }
-
-    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
-        self.queue.take_job(lease).await
-    }
-
-    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
         if step.redrives {
             let events = step.events.len() as u32;
             self.redrives.acquire_many(events).await.unwrap().forget();
         }
-        self.queue.step_job(lease, step).await
+        self.queue.step_bulk(number, step).await
     }
 
-    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
-        self.queue.cancel_job(number, by).await
-    }
-
-    forward!(accept claim take extend settle find purge size counts);
+    forward!(accept claim take extend settle find purge size counts begin_bulk cancel_bulk);
 }
 
 impl Records for Gated {

@@ -114,7 +114,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         let question = format!("redrive {CLOSED} events?");
         page.until_contains("h1", &question).await;
         page.follow("main form button").await;
-        page.until_contains("#job", "Done.").await;
+        page.until_contains("#change", "Done.").await;
         page.follow(".site a").await;
         page.until_contains("h1", "Overview").await;
         until("an inbox without unsettled events", async || {

@@ -11,10 +11,10 @@ use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, FORGET_STEP, NewEvent, NewJob, Settled, Settlement, Take, forget_all,
+    Accepted, BulkStep, FORGET_STEP, NewBulk, NewEvent, Settled, Settlement, Take, forget_all,
 };
 use tower_webhook::inbox::{
-    ActionKind, By, Change, EventId, EventState, Failure, Filter, Lane, Page,
+    ActionKind, BulkState, By, Change, EventId, EventState, Failure, Filter, Lane, Page, Which,
 };
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
@@ -572,6 +572,43 @@ async fn what_cannot_be_recorded_is_not_done() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_change_without_a_step_for_a_minute_is_interrupted() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let bulk = NewBulk {
+        kind: ActionKind::Redrive,
+        about: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let state = async || {
+        let running = queue.actions(Which::Running, None, 1).await.unwrap();
+        running[0].bulk.as_ref().unwrap().state
+    };
+    let wait = async |seconds: u32| {
+        let wait = "UPDATE tower_webhook.actions SET stepped = stepped - $N * 1000000";
+        execute(&pool, &wait.replace("$N", &seconds.to_string())).await;
+    };
+    let step = BulkStep {
+        redrives: true,
+        events: Vec::new(),
+        from: EventId(0),
+        reached: EventId(0),
+        is_last: false,
+    };
+    for _ in 0..2 {
+        wait(50).await;
+        assert_eq!(state().await, BulkState::Running);
+        wait(10).await;
+        assert_eq!(state().await, BulkState::Interrupted);
+        assert!(queue.step_bulk(number, &step).await.unwrap());
+    }
+    assert_eq!(state().await, BulkState::Running);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn old_actions_are_purged_and_so_are_too_many() {
     let database = Database::create().await;
     let queue = database.queue().await;
@@ -584,24 +621,24 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     while queue.purge(Duration::ZERO).await.unwrap() {}
     let min = "SELECT min(number) FROM tower_webhook.actions";
     assert_eq!(count(&pool, min).await, 11);
-    let job = NewJob {
+    let bulk = NewBulk {
         kind: ActionKind::Redrive,
-        filter: String::new(),
+        about: String::new(),
         chat: None,
         rate: 0,
     };
-    let job = queue.begin_job(&job, &By::default()).await.unwrap();
-    assert_eq!(job, 21);
+    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    assert_eq!(number, 21);
     let many = many.replace("91", "0").replace("$N", "100299");
     execute(&pool, &many).await;
     while queue.purge(Duration::ZERO).await.unwrap() {}
-    // A job is kept until it has ended.
-    assert_eq!(count(&pool, min).await, job);
+    // A change of all that match is kept until it has ended.
+    assert_eq!(count(&pool, min).await, number);
     let all = "SELECT count(*) FROM tower_webhook.actions";
     assert_eq!(count(&pool, all).await, 100_001);
     let max = "SELECT max(number) FROM tower_webhook.actions";
     assert_eq!(count(&pool, max).await, 100_320);
-    assert!(queue.cancel_job(job, &By::default()).await.unwrap());
+    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
     while queue.purge(Duration::ZERO).await.unwrap() {}
     assert_eq!(count(&pool, all).await, 100_000);
 }

@@ -17,13 +17,13 @@ mod accept;
 mod actions;
 mod alone;
 mod attempts;
+mod bulk;
 mod changes;
 mod counts;
 mod crashes;
 mod endings;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod inline;
-mod jobs;
 mod kept;
 mod lanes;
 mod leases;
@@ -55,6 +55,7 @@ pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
     first_due_is_taken_first, wanted_events_are_taken,
 };
+pub(crate) use self::bulk::{bulk_changes_are_cancelled, steps_lead_on_from_their_positions};
 pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
     redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
@@ -73,7 +74,6 @@ pub(crate) use self::endings::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
-pub(crate) use self::jobs::{jobs_are_cancelled, jobs_are_held_by_one};
 pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
@@ -245,8 +245,8 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         changes_are_recorded
         pauses_are_recorded
         actions_are_forgotten
-        jobs_are_held_by_one
-        jobs_are_cancelled
+        steps_lead_on_from_their_positions
+        bulk_changes_are_cancelled
         counts_of_processes_add_up
         newest_counts_come_first
         old_counts_are_put_together

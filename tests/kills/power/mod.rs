@@ -342,7 +342,7 @@ impl Work for Database {
         Ok(1)
     }
 
-    forward!(claim take extend settle find purge counts jobs);
+    forward!(claim take extend settle find purge counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl Records for Database {

@@ -182,7 +182,7 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size counts jobs);
+    forward!(find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
 impl Records for Spy {

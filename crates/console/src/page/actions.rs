@@ -1,10 +1,8 @@
-//! What operators and others did, and jobs.
+//! What operators and others did, and changes of all that match.
 
 use maud::{Markup, html};
-use tower_webhook::inbox::internal::Scope;
-use tower_webhook::inbox::{Action, ActionKind, Job, JobState};
+use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, Selection};
 
-use super::super::bulk::Counted;
 use super::super::request::Search;
 use super::events::{counted, label};
 use super::parts::head;
@@ -52,7 +50,7 @@ pub(super) fn of_event(view: &View, actions: &[Action]) -> Markup {
             @for action in actions.iter().rev() {
                 li {
                     (full_time(action.at)) " " b { (action.kind) } " by " (who(action)) ", " (ago(action.at)) " ago"
-                    @if action.job.is_some() { ", in " (link(view, action.number)) }
+                    @if action.bulk.is_some() { ", in " (link(view, action.number)) }
                     @if !action.by.reason().is_empty() { ": " (reason(view, action)) }
                 }
             }
@@ -76,14 +74,14 @@ fn of(view: &View, action: &Action) -> Markup {
             ActionKind::Pause | ActionKind::Resume if about.is_empty() => "everything",
             ActionKind::Forget => { "the chat with the SHA-256 " (about) "…" },
             ActionKind::Cancel => @match about.parse() {
-                Ok(job) => (link(view, job)),
+                Ok(number) => (link(view, number)),
                 Err(_) => (clip(about, 20)),
             },
-            _ if action.job.is_some() => {
+            _ if action.bulk.is_some() => {
                 (link(view, action.number))
-                @if let Some(job) = &action.job { " (" (state(job)) ")" }
-                @if let Some(scope) = Scope::of(action) {
-                    @let search = Search::of_job(&scope.filter);
+                @if let Some(bulk) = &action.bulk { " (" (bulk.state.name()) ")" }
+                @if let Some(selection) = action.selection() {
+                    @let search = Search::of_filter(&selection.filter);
                     @for (field, value) in shown(view, &search) { ", " (label(field).to_lowercase()) " " (clip(value, 60)) }
                 }
             },
@@ -108,15 +106,7 @@ fn reason(view: &View, action: &Action) -> Markup {
 }
 
 fn link(view: &View, number: i64) -> Markup {
-    html! { a href=(view.url(format_args!("/jobs/{number}"))) { "job " (number) } }
-}
-
-fn state(job: &Job) -> &'static str {
-    match job.state {
-        JobState::Running if job.is_held => "in progress",
-        JobState::Running => "waits",
-        state => state.name(),
-    }
+    html! { a href=(view.url(format_args!("/actions/{number}"))) { "action " (number) } }
 }
 
 /// The fields of a filter, without what is hidden.
@@ -127,17 +117,17 @@ fn shown<'a>(view: &View, search: &'a Search) -> impl Iterator<Item = (&'static 
         .filter(move |(field, _)| !hides || *field != "error")
 }
 
-/// The jobs that are running.
-pub(super) fn running(view: &View, jobs: &[Action]) -> Markup {
+/// The changes of all that match that are running or interrupted.
+pub(super) fn running(view: &View, changes: &[Action]) -> Markup {
     html! {
         section {
-            h2 { "Jobs" }
+            h2 { "Changes of all that match" }
             ul {
-                @for action in jobs {
+                @for action in changes {
                     li {
                         (link(view, action.number)) ": " (action.kind) " all that match, by " (who(action)) ", "
                         (count(action.changed)) " changed"
-                        @if let Some(job) = &action.job { ", " (state(job)) }
+                        @if let Some(bulk) = &action.bulk { ", " (bulk.state.name()) }
                     }
                 }
             }
@@ -145,73 +135,74 @@ pub(super) fn running(view: &View, jobs: &[Action]) -> Markup {
     }
 }
 
-/// The page of a job.
-pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
-    let Some(job) = &action.job else {
+/// The page of a change of all that match.
+pub(in super::super) fn bulk(view: &View, action: &Action) -> Markup {
+    let Some(bulk) = &action.bulk else {
         return html! {};
     };
-    let scope = Scope::of(action);
-    let is_running = job.state == JobState::Running;
+    let selection = action.selection();
     let past = match action.kind {
         ActionKind::Redrive => "redriven",
         _ => "discarded",
     };
+    let url = |what| view.url(format_args!("/actions/{}/{what}", action.number));
     let content = html! {
-        div.title { h1 { "Job " (action.number) ": " (action.kind) " all that match" } }
+        div.title { h1 { "Action " (action.number) ": " (action.kind) " all that match" } }
         section {
-            div #job data-live {
+            div #change data-live {
                 p role="status" {
-                    @match job.state {
-                        JobState::Running if job.is_held => "In progress. It continues if this page is closed, and after a restart.",
-                        JobState::Running => "Waiting for other jobs to end, or for a console to continue it.",
-                        JobState::Done => "Done.",
-                        JobState::Cancelled => "Cancelled. Events that were changed before stay changed.",
-                        JobState::Failed => "Stopped by a fault. The log has the reason.",
-                        _ => (job.state.name()),
+                    @match bulk.state {
+                        BulkState::Running => "In progress. It goes on if this page is closed.",
+                        BulkState::Interrupted => "Interrupted: its process has ended, or cannot reach the queue.",
+                        BulkState::Done => "Done.",
+                        BulkState::Cancelled => "Cancelled. Events that were changed before stay changed.",
+                        _ => (bulk.state.name()),
                     }
                 }
-                @if let Some(scope) = &scope { (progress(action, job, scope)) }
+                @if let Some(selection) = &selection { (progress(action, bulk, selection)) }
                 dl {
                     dt { "Changed" } dd { (count(action.changed)) " " (past) }
-                    @if let (true, Some(scope)) = (is_running, &scope) {
-                        dt { "Matched" } dd { (counted(matched(scope))) }
-                        dt { "Searched" } dd { "up to event " (job.reached) " of " (scope.seen.newest) }
+                    @if let (true, Some(selection)) = (bulk.is_open(), &selection) {
+                        dt { "Matched" } dd { (counted(selection)) }
+                        dt { "Searched" } dd { "up to event " (bulk.reached) " of " (selection.seen.newest) }
                     }
-                    dt { "Skipped" } dd { (count(job.skipped)) }
-                    @if job.rate > 0 { dt { "At most" } dd { (count(job.rate.into())) " a second" } }
+                    dt { "Skipped" } dd { (count(bulk.skipped)) }
+                    @if bulk.rate > 0 { dt { "At most" } dd { (count(bulk.rate.into())) " a second" } }
                     dt { "By" } dd { (who(action)) ", " (full_time(action.at)) }
                     @if !action.by.reason().is_empty() { dt { "Reason" } dd { (reason(view, action)) } }
                 }
-                @if is_running && view.can_change() {
-                    form method="post" action=(view.url(format_args!("/jobs/{}/cancel", action.number))) {
-                        button.danger #cancel { "Cancel" }
+                @if bulk.is_open() && view.can_change() {
+                    div.row {
+                        @if bulk.state == BulkState::Interrupted {
+                            form method="post" action=(url("continue")) { button.main #continue { "Continue" } }
+                        }
+                        form method="post" action=(url("cancel")) { button.danger #cancel { "Cancel" } }
                     }
                 }
-                @if let Some(scope) = &scope {
-                    @let search = Search::of_job(&scope.filter);
+                @if let Some(selection) = &selection {
+                    @let search = Search::of_filter(&selection.filter);
                     @let query: Vec<_> = shown(view, &search).collect();
                     p { a href=(view.events(&query)) { "Back to the list" } }
                 }
             }
         }
     };
-    view.page("Job", "/actions", &content)
+    view.page("Action", "/actions", &content)
 }
 
-fn matched(scope: &Scope) -> Counted {
-    Counted {
-        events: usize::try_from(scope.matched).unwrap_or(usize::MAX),
-        is_more: scope.is_more,
-    }
-}
-
-fn progress(action: &Action, job: &Job, scope: &Scope) -> Markup {
-    let done = action.changed + job.skipped;
+fn progress(action: &Action, bulk: &Bulk, selection: &Selection) -> Markup {
+    let done = action.changed + bulk.skipped;
+    let Selection {
+        seen,
+        matched,
+        oldest,
+        ..
+    } = selection;
     html! {
-        @match scope.is_more {
-            false => progress value=(done.min(scope.matched)) max=(scope.matched.max(1)) aria-label="Progress" {},
+        @match selection.is_more {
+            false => progress value=(done.min(*matched)) max=(matched.max(&1)) aria-label="Progress" {},
             // How many there are is not known.
-            true => progress value=(percent(scope.oldest.0, job.reached.0, scope.seen.newest.0)) max="100" aria-label="Progress" {},
+            true => progress value=(percent(oldest.0, bulk.reached.0, seen.newest.0)) max="100" aria-label="Progress" {},
         }
     }
 }

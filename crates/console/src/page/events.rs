@@ -1,11 +1,14 @@
 //! Lists of events, blocked lanes, and changes of all that match.
 
+use std::time::SystemTime;
+
 use maud::{Markup, html};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::internal::Seen;
-use tower_webhook::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Failure};
+use tower_webhook::inbox::{
+    BlockedLane, By, EventId, EventState, EventSummary, Failure, Selection,
+};
 
-use super::super::bulk::{Action, Counted};
+use super::super::bulk::Action;
 use super::super::operations::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
@@ -249,25 +252,26 @@ pub(super) fn waiting(lane: &BlockedLane) -> String {
     }
 }
 
-pub(super) fn counted(counted: Counted) -> String {
-    let number = count(counted.events as u64);
-    match counted.is_more {
+pub(super) fn counted(selection: &Selection) -> String {
+    let number = count(selection.matched);
+    match selection.is_more {
         true => format!("at least {number} events"),
-        false if counted.events == 1 => "1 event".to_owned(),
+        false if selection.matched == 1 => "1 event".to_owned(),
         false => format!("{number} events"),
     }
 }
 
-/// Asks before all events that match are changed: `matched` has their number, and the first of them with their last
-/// failures.
+/// Asks before all events that match are changed: the `sample` has the first of them, with their last failures. Nothing is
+/// selected in an empty inbox.
 pub(in super::super) fn confirm(
     view: &View,
     action: Action,
     search: &Search,
-    (matched, sample): (Counted, &[Failed]),
-    seen: Option<Seen>,
+    selection: Option<&Selection>,
+    sample: &[Failed],
 ) -> Markup {
     let name = action.name();
+    let matched = selection.map_or("0 events".to_owned(), counted);
     let effect = match action {
         Action::Redrive => {
             "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
@@ -283,7 +287,7 @@ pub(in super::super) fn confirm(
     };
     let content = html! {
         section {
-            h1 { "Are you sure that you want to " (name) " " (counted(matched)) "?" }
+            h1 { "Are you sure that you want to " (name) " " (matched) "?" }
             dl #filter {
                 @for (field, value) in search.filled() { @if field != "order" { dt { (label(field)) } dd { (clip(value, 200)) } } }
             }
@@ -291,9 +295,9 @@ pub(in super::super) fn confirm(
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
                 @for (field, value) in search.filled() { input type="hidden" name=(field) value=(value); }
-                @if let Some(seen) = seen {
+                @if let Some(Selection { seen, .. }) = selection {
                     input type="hidden" name="newest" value=(seen.newest);
-                    input type="hidden" name="at" value=(seen.nanos());
+                    input type="hidden" name="at" value=(nanos(seen.at));
                 }
                 div.row {
                     div {
@@ -306,7 +310,7 @@ pub(in super::super) fn confirm(
                     }
                 }
                 div.row.middle {
-                    button class=(class) disabled[matched.events == 0 && !matched.is_more] { "Yes, " (name) " " (counted(matched)) }
+                    button class=(class) disabled[selection.is_none_or(Selection::is_empty)] { "Yes, " (name) " " (matched) }
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
                 }
             }
@@ -317,6 +321,12 @@ pub(in super::super) fn confirm(
         }
     };
     view.page("Confirm", "/events", &content)
+}
+
+/// The time since 1970.
+fn nanos(at: SystemTime) -> u128 {
+    let since = at.duration_since(SystemTime::UNIX_EPOCH);
+    since.unwrap_or_default().as_nanos()
 }
 
 /// What a field of the filter is called.

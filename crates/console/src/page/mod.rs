@@ -12,7 +12,7 @@ mod parts;
 mod text;
 mod view;
 
-pub(super) use self::actions::{actions, job};
+pub(super) use self::actions::{actions, bulk};
 pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, lanes};
 pub(super) use self::gaps::gaps;

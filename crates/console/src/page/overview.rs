@@ -75,7 +75,7 @@ impl Observed {
 pub(in super::super) fn overview(
     known: &Part,
     blocked: &[Blocked],
-    jobs: &[Action],
+    changes: &[Action],
     parts: &[Part],
 ) -> Markup {
     let (view, stats) = (&known.view, known.stats());
@@ -108,7 +108,7 @@ pub(in super::super) fn overview(
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
             } }
-            div #jobs data-live { @if !jobs.is_empty() { (running(view, jobs)) } }
+            div #changes data-live { @if !changes.is_empty() { (running(view, changes)) } }
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
                 section {

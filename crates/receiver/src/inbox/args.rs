@@ -97,6 +97,16 @@ pub(crate) enum Command {
         #[command(flatten)]
         chosen: Chosen,
     },
+    /// Continue a change of all that match, whose process has ended before its end
+    Continue {
+        /// The number of its action
+        number: i64,
+    },
+    /// Cancel a change of all that match; events that were changed before stay changed
+    Cancel {
+        /// The number of its action
+        number: i64,
+    },
     /// Delete the payloads, headers and errors of a chat, and discard its events that were not handled
     ///
     /// The types, keys and times of the events, and the chat's id, stay for the retention. The last line says who did it,

@@ -10,10 +10,8 @@ use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::signal::ctrl_c;
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{Scope, Seen};
 use tower_webhook::inbox::{
-    Action as Done, ActionKind, Change, EventId, EventState, Filter, Inbox, Job, JobState, Page,
-    Queue, Which,
+    ActionKind, BulkState, Change, EventId, EventState, Inbox, Page, Queue, Selection, Which,
 };
 
 use super::args::Chosen;
@@ -32,10 +30,7 @@ const AT_ONCE: usize = 64;
 /// How many events the preview shows.
 const PREVIEW: usize = 5;
 
-/// How often a command looks for the end of a job that another process has.
-const POLL: Duration = Duration::from_millis(500);
-
-/// How often it shows its progress.
+/// How often a command shows its progress.
 const SHOW: Duration = Duration::from_millis(200);
 
 pub(crate) async fn change<Q: Queue>(
@@ -51,19 +46,48 @@ pub(crate) async fn change<Q: Queue>(
         false => change_some(inbox, action, &chosen).await?,
     };
     if matches!(action, Action::Redrive) && made > 0 {
-        for pause in inbox.pauses().await? {
-            let kind = pause.kind.map(|kind| kind.to_string());
-            let (name, of) = match &kind {
-                Some(kind) => (kind.as_str(), format!(" {kind}")),
-                None => ("everything", String::new()),
-            };
-            eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");
-        }
+        name_pauses(inbox).await?;
     }
-    Ok(match is_complete {
+    Ok(code(is_complete))
+}
+
+/// Continues a change of all events that match, whose process has ended.
+pub(crate) async fn go_on<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<ExitCode> {
+    let (made, is_complete) = make(inbox, number).await?;
+    let action = inbox.action(number).await?;
+    if made > 0 && action.is_some_and(|action| action.kind == ActionKind::Redrive) {
+        name_pauses(inbox).await?;
+    }
+    Ok(code(is_complete))
+}
+
+/// Cancels a change of all events that match.
+pub(crate) async fn cancel<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<ExitCode> {
+    let was_open = inbox.cancel(number).await?;
+    match was_open {
+        true => eprintln!("cancelled: action {number}"),
+        false => eprintln!("error: action {number} is no change of all that match, or has ended"),
+    }
+    Ok(code(was_open))
+}
+
+fn code(is_complete: bool) -> ExitCode {
+    match is_complete {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
-    })
+    }
+}
+
+async fn name_pauses<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
+    for pause in inbox.pauses().await? {
+        let kind = pause.kind.map(|kind| kind.to_string());
+        let (name, of) = match &kind {
+            Some(kind) => (kind.as_str(), format!(" {kind}")),
+            None => ("everything", String::new()),
+        };
+        eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");
+    }
+    Ok(())
 }
 
 /// Returns how many events were changed, and whether that were all.
@@ -96,85 +120,78 @@ async fn change_some<Q: Queue>(
     Ok((counts.made, is_complete))
 }
 
-/// Changes all events that match in a job, which a console or the next command continues if this one is killed.
+/// Changes all events that match. If the command is killed, `receiver inbox continue` or a console goes on.
 async fn change_all<Q: Queue>(
     inbox: &Inbox<Q>,
     action: Action,
     chosen: &Chosen,
 ) -> anyhow::Result<(u64, bool)> {
-    continue_jobs(inbox).await?;
-    let Some(scope) = preview(inbox, action, chosen).await? else {
+    name_interrupted(inbox).await?;
+    let Some(selection) = preview(inbox, action, chosen).await? else {
         eprintln!("no event matches");
         return Ok((0, true));
     };
-    if !is_agreed(action, chosen, scope.matched as usize)? {
+    if !is_agreed(action, chosen, selection.matched as usize)? {
         return Ok((0, false));
     }
-    let job = scope.job(action.kind(), 0);
-    let job = job.context("the options that select events are too long")?;
-    let number = inbox.begin_job(&job).await?;
-    let stopped = tokio::select! {
-        ended = run(inbox, number) => {
-            ended?;
-            false
-        }
-        _ = ctrl_c() => inbox.cancel_job(number).await?,
-    };
-    let (made, job) = find(inbox, number).await?;
-    if stopped || job.state != JobState::Done {
-        say_stopped(made + job.skipped, scope.matched);
-    }
-    if job.skipped > 0 {
-        let skipped = job.skipped;
-        eprintln!(
-            "{skipped} were not changed: they were settled meanwhile, or an attempt is in progress, or their bodies were deleted"
-        );
-    }
-    eprintln!("{}: {made}", action.done());
-    Ok((made, job.state == JobState::Done && job.skipped == 0))
+    let number = inbox.begin_all(action.kind(), &selection, 0).await?;
+    make(inbox, number).await
 }
 
-/// Finishes the jobs of commands and consoles that have ended before their jobs.
-async fn continue_jobs<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
-    while let Some((lease, job)) = inbox.take_job().await? {
-        let who = match job.by.who() {
-            "" => "somebody",
-            who => who,
-        };
-        let (number, kind) = (job.number, job.kind);
-        eprintln!(
-            "continuing job {number} of {}: {kind} all that match",
-            print::short(who)
-        );
-        tokio::select! {
-            ended = inbox.run_job(&lease, &job) => ended?,
-            () = show(inbox, number) => {}
+/// Says which changes of all that match wait for somebody who continues them.
+async fn name_interrupted<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
+    for action in inbox.actions(Which::Running, None, 100).await? {
+        let bulk = action.bulk.as_ref();
+        if bulk.is_none_or(|bulk| bulk.state != BulkState::Interrupted) {
+            continue;
         }
+        let who = match action.by.who() {
+            "" => "somebody".to_owned(),
+            who => print::short(who),
+        };
+        let (number, kind, changed) = (action.number, action.kind, action.changed);
+        eprintln!(
+            "action {number} of {who} was interrupted after {changed} events ({kind} all that match): `receiver inbox continue {number}` continues it, `receiver inbox cancel {number}` cancels it"
+        );
     }
     Ok(())
 }
 
-/// Works on jobs until this one has ended.
-async fn run<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<()> {
-    let work = async {
-        loop {
-            match inbox.take_job().await? {
-                Some((lease, job)) => inbox.run_job(&lease, &job).await?,
-                // A console was quicker.
-                None => sleep(POLL).await,
-            }
-            if find(inbox, number).await?.1.state != JobState::Running {
-                return Ok(());
-            }
+/// Makes a change that was begun until its end, or until Ctrl-C, which cancels it. Returns how many events were changed, and
+/// whether that were all.
+async fn make<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<(u64, bool)> {
+    let ended = tokio::select! {
+        ended = inbox.continue_all(number) => Some(ended?),
+        () = show(inbox, number) => None,
+        _ = ctrl_c() => {
+            inbox.cancel(number).await?;
+            inbox.action(number).await?
         }
     };
-    tokio::select! {
-        ended = work => ended,
-        () = show(inbox, number) => Ok(()),
+    let action = ended.with_context(|| format!("the inbox has lost action {number}"))?;
+    let (made, of) = (action.changed, action.selection());
+    let bulk = action.bulk.context("it is no change of all that match")?;
+    let of = of.map_or(0, |selection| selection.matched);
+    match bulk.state {
+        BulkState::Done => {}
+        BulkState::Cancelled => say_stopped(made + bulk.skipped, of),
+        _ => eprintln!("another process goes on with action {number}"),
     }
+    if bulk.skipped > 0 {
+        let skipped = bulk.skipped;
+        eprintln!(
+            "{skipped} were not changed: they were settled meanwhile, or an attempt is in progress, or their bodies were deleted"
+        );
+    }
+    let done = match action.kind {
+        ActionKind::Redrive => Action::Redrive.done(),
+        _ => Action::Discard.done(),
+    };
+    eprintln!("{done}: {made}");
+    Ok((made, bulk.state == BulkState::Done && bulk.skipped == 0))
 }
 
-/// Shows the progress of a job, forever.
+/// Shows the progress of a change, forever.
 async fn show<Q: Queue>(inbox: &Inbox<Q>, number: i64) {
     if !io::stderr().is_terminal() {
         return pending().await;
@@ -182,10 +199,11 @@ async fn show<Q: Queue>(inbox: &Inbox<Q>, number: i64) {
     let _line = Line;
     loop {
         sleep(SHOW).await;
-        if let Ok(Some(action)) = lookup(inbox, number).await
-            && let (Some(job), Some(scope)) = (&action.job, Scope::of(&action))
+        if let Ok(Some(action)) = inbox.action(number).await
+            && let (Some(bulk), Some(selection)) = (&action.bulk, action.selection())
         {
-            eprint!("\r{}/{} ", action.changed + job.skipped, scope.matched);
+            let at = action.changed + bulk.skipped;
+            eprint!("\r{at}/{} ", selection.matched);
         }
     }
 }
@@ -199,53 +217,37 @@ impl Drop for Line {
     }
 }
 
-async fn lookup<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<Option<Done>> {
-    let found = inbox.actions(Which::All, Some(number + 1), 1).await?;
-    Ok(found.into_iter().find(|action| action.number == number))
-}
-
-async fn find<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<(u64, Job)> {
-    let found = lookup(inbox, number).await?;
-    let found = found.and_then(|action| Some((action.changed, action.job?)));
-    found.with_context(|| format!("the queue has lost job {number}"))
-}
-
 /// What is changed: the events that match and that can be changed, of those that are there now. Shows the first ones.
 async fn preview<Q: Queue>(
     inbox: &Inbox<Q>,
     action: Action,
     chosen: &Chosen,
-) -> anyhow::Result<Option<Scope>> {
+) -> anyhow::Result<Option<Selection>> {
     let mut filter = chosen.matching.filter();
     filter.states.retain(|state| action.applies(*state));
-    let at = inbox.stats().await?.at;
-    let newest = inbox.list(&Filter::default(), Page::newest(1)).await?;
-    let Some(newest) = newest.events.first().filter(|_| !filter.states.is_empty()) else {
+    if filter.states.is_empty() {
         return Ok(None);
-    };
-    let seen = Seen {
-        newest: newest.id,
-        at,
-    };
-    let (mut matched, mut first) = (0, Vec::new());
-    let mut pages = Pages::new(inbox, &filter, false);
-    while let Some(page) = pages.next().await? {
-        matched += page.len();
-        first.extend(page.into_iter().take(PREVIEW - first.len()));
     }
-    let Some(oldest) = first.first().map(|event| event.id) else {
+    let Some(seen) = inbox.seen().await? else {
         return Ok(None);
     };
+    let mut selection = inbox.select(&filter, seen).await?;
+    if selection.is_more {
+        (selection.matched, selection.is_more) = (0, false);
+        let mut pages = Pages::new(inbox, &filter, false);
+        while let Some(page) = pages.next().await? {
+            selection.matched += page.iter().filter(|event| seen.has(event)).count() as u64;
+        }
+    }
+    if selection.is_empty() {
+        return Ok(None);
+    }
     if !chosen.yes {
-        print::preview(&first, matched)?;
+        let mut first = inbox.list(&filter, Page::oldest(PREVIEW)).await?.events;
+        first.retain(|event| seen.has(event));
+        print::preview(&first, selection.matched as usize)?;
     }
-    Ok(Some(Scope {
-        filter,
-        seen,
-        matched: matched as u64,
-        is_more: false,
-        oldest,
-    }))
+    Ok(Some(selection))
 }
 
 fn say_stopped(after: u64, of: u64) {

@@ -17,7 +17,7 @@ use tower_webhook::EventKind;
 use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Queue, Which};
 
 use self::args::{Command, Options};
-use self::change::{Action, change};
+use self::change::{Action, cancel, change, go_on};
 use self::forget::forget;
 use crate::cli::misused;
 use crate::kinds;
@@ -172,6 +172,8 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
         }
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
+        Command::Continue { number } => return go_on(inbox, number).await,
+        Command::Cancel { number } => return cancel(inbox, number).await,
         Command::Forget { chat, yes, .. } => return forget(inbox, chat, yes).await,
         Command::Pause { kind, note } => {
             inbox.pause(kind.as_ref(), &note).await?;

@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{
-    Action, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats, expected,
+    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats, expected,
 };
 
 use crate::json::line_with_payload;
@@ -24,7 +24,7 @@ pub(crate) fn table(events: &[EventSummary]) -> io::Result<()> {
 pub(crate) fn preview(events: &[EventSummary], count: usize) -> io::Result<()> {
     let mut out = io::stderr().lock();
     write_table(&mut out, events)?;
-    match count - events.len() {
+    match count.saturating_sub(events.len()) {
         0 => Ok(()),
         more => writeln!(out, "… and {more} more"),
     }
@@ -158,15 +158,17 @@ fn missing(event: &EventSummary) -> Vec<&'static str> {
 
 pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    let head = ["AT", "BY", "ACTION", "OF", "CHANGED", "REASON"].map(str::to_owned);
+    let head = ["NUMBER", "AT", "BY", "ACTION", "OF", "CHANGED", "REASON"].map(str::to_owned);
     let rows = actions.iter().map(|action| {
-        let of = match (action.event, &action.job, action.about.as_deref()) {
+        let of = match (action.event, &action.bulk, action.about.as_deref()) {
             (Some(event), ..) => format!("event {event}"),
-            (_, Some(job), _) => format!("job {} ({})", action.number, job.state.name()),
+            (_, Some(bulk), _) => format!("all that match ({})", bulk.state.name()),
             (.., Some("")) => "all kinds".to_owned(),
+            (.., Some(number)) if action.kind == ActionKind::Cancel => format!("action {number}"),
             (.., about) => about.unwrap_or("-").to_owned(),
         };
         [
+            action.number.to_string(),
             ago(action.at),
             short(action.by.who()),
             action.kind.to_string(),
@@ -187,7 +189,7 @@ pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
         action: &'a str,
         event: Option<i64>,
         about: Option<&'a str>,
-        job: Option<&'a str>,
+        bulk: Option<&'a str>,
         changed: u64,
         reason: &'a str,
     }
@@ -199,7 +201,7 @@ pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
         action: action.kind.name(),
         event: action.event.map(|event| event.0),
         about: action.about.as_deref(),
-        job: action.job.as_ref().map(|job| job.state.name()),
+        bulk: action.bulk.as_ref().map(|bulk| bulk.state.name()),
         changed: action.changed,
         reason: action.by.reason(),
     }))

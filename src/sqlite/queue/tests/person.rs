@@ -1,6 +1,7 @@
 //! Purges, and what a person asks for.
 
 use super::*;
+use crate::inbox::actions::BulkState;
 use crate::inbox::records::forget_all;
 
 #[tokio::test]
@@ -197,6 +198,38 @@ async fn what_cannot_be_recorded_is_not_done() {
 }
 
 #[tokio::test]
+async fn a_change_without_a_step_for_a_minute_is_interrupted() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let bulk = NewBulk {
+        kind: ActionKind::Redrive,
+        about: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let state = async || {
+        let running = queue.actions(Which::Running, None, 1).await.unwrap();
+        running[0].bulk.as_ref().unwrap().state
+    };
+    let step = BulkStep {
+        redrives: true,
+        events: Vec::new(),
+        from: EventId(0),
+        reached: EventId(0),
+        is_last: false,
+    };
+    for _ in 0..2 {
+        desk.wait(59 * SECOND);
+        assert_eq!(state().await, BulkState::Running);
+        desk.wait(2 * SECOND);
+        assert_eq!(state().await, BulkState::Interrupted);
+        assert!(queue.step_bulk(number, &step).await.unwrap());
+    }
+    assert_eq!(state().await, BulkState::Running);
+}
+
+#[tokio::test]
 async fn old_actions_are_purged_and_so_are_too_many() {
     let desk = Desk::new();
     let queue = desk.open();
@@ -211,13 +244,13 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     queue.purge_all(DAY).await;
     // Its number must not be used again.
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 1);
-    let job = NewJob {
+    let bulk = NewBulk {
         kind: ActionKind::Redrive,
-        filter: String::new(),
+        about: String::new(),
         chat: None,
         rate: 0,
     };
-    let job = queue.begin_job(&job, &By::default()).await.unwrap();
+    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
     let many = queue.run(Need::Write, |tx| {
         let many = "
             INSERT INTO actions (at, who, reason, what, changed)
@@ -227,11 +260,11 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     });
     many.await.unwrap();
     queue.purge_all(DAY).await;
-    // A job is kept until it has ended.
-    assert_eq!(queue.sql("SELECT min(number) FROM actions").await, job);
+    // A change of all that match is kept until it has ended.
+    assert_eq!(queue.sql("SELECT min(number) FROM actions").await, number);
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_001);
     assert_eq!(queue.sql("SELECT max(number) FROM actions").await, 100_303);
-    assert!(queue.cancel_job(job, &By::default()).await.unwrap());
+    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
     queue.purge_all(DAY).await;
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_000);
 

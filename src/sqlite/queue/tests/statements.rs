@@ -3,7 +3,6 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
-use crate::inbox::actions::JobState;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats, person};
@@ -30,24 +29,23 @@ fn statements() -> impl Iterator<Item = &'static str> {
     all.into_iter().flatten().copied()
 }
 
-async fn exercise_jobs(queue: &SqliteQueue, event: EventId) {
-    let job = NewJob {
+async fn exercise_bulk(queue: &SqliteQueue, event: EventId) {
+    let bulk = NewBulk {
         kind: ActionKind::Redrive,
-        filter: String::new(),
+        about: String::new(),
         chat: Some("chat-3".to_owned()),
         rate: 0,
     };
-    let number = queue.begin_job(&job, &By::default()).await.unwrap();
-    let (lease, _) = queue.take_job(SECOND).await.unwrap().unwrap();
-    let step = JobStep {
+    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let step = BulkStep {
         redrives: true,
         events: vec![(event, EventState::Dead)],
+        from: EventId(0),
         reached: event,
-        state: JobState::Running,
-        lease: SECOND,
+        is_last: false,
     };
-    assert!(queue.step_job(&lease, &step).await.unwrap());
-    assert!(queue.cancel_job(number, &By::default()).await.unwrap());
+    assert!(queue.step_bulk(number, &step).await.unwrap());
+    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
 }
 
 async fn exercise_counts(queue: &SqliteQueue) {
@@ -183,7 +181,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                     for which in [Which::All, Which::Running, Which::Of(event.id)] {
                         queue.actions(which, None, 5).await.unwrap();
                     }
-                    exercise_jobs(queue, event.id).await;
+                    exercise_bulk(queue, event.id).await;
                     queue.redrive(event.id, None, &By::default()).await.unwrap();
                     queue.redrive(event.id, None, &By::default()).await.unwrap();
                     queue.discard(event.id, None, &By::default()).await.unwrap();

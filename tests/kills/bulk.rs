@@ -1,5 +1,5 @@
-//! A receiver is killed in the midst of a job, again and again. The next one continues it, and each event is changed
-//! once.
+//! A receiver is killed in the midst of a change of all that match, again and again. A person continues it in the next one,
+//! and each event is changed once.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::EventKind;
 use tower_webhook::inbox::internal::{self, NewEvent};
-use tower_webhook::inbox::{Action, EventState, Filter, Inbox, JobState, Page, Queue, Which};
+use tower_webhook::inbox::{Action, BulkState, EventState, Filter, Inbox, Page, Queue, Which};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
@@ -21,7 +21,7 @@ const EVENTS: u64 = 3_000;
 const KILLS: u64 = 2;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_jobs_change_each_event_once_with_sqlite() {
+async fn killed_changes_change_each_event_once_with_sqlite() {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("webhooks.db");
     let inbox = Inbox::new(SqliteQueue::open(&path).unwrap());
@@ -29,7 +29,7 @@ async fn killed_jobs_change_each_event_once_with_sqlite() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_jobs_change_each_event_once_with_postgres() {
+async fn killed_changes_change_each_event_once_with_postgres() {
     let server = PostgresServer::start();
     let pool = PgPoolOptions::new().connect_lazy(&server.url()).unwrap();
     let queue = PostgresQueue::new(pool);
@@ -60,26 +60,29 @@ async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
         reaches(inbox, kill * EVENTS / (KILLS + 1)).await;
         receiver.program.child.kill().unwrap();
         receiver.program.child.wait().unwrap();
-        let at = job(inbox).await;
+        let at = change(inbox).await;
         assert!((1..EVENTS).contains(&at.changed), "{at:?}");
-        sleep(Duration::from_secs(1)).await;
-        assert_eq!(job(inbox).await.changed, at.changed);
         receiver = start();
+        // Nobody goes on by himself.
+        sleep(Duration::from_secs(1)).await;
+        assert_eq!(change(inbox).await.changed, at.changed);
+        let path = format!("actions/{}/continue", at.number);
+        post(&receiver.url_of("console"), &path, "");
     }
     reaches(inbox, EVENTS).await;
     let done = timeout(PATIENCE, async {
         loop {
-            let action = job(inbox).await;
-            if action.job.as_ref().unwrap().state != JobState::Running {
+            let action = change(inbox).await;
+            if action.bulk.as_ref().unwrap().state != BulkState::Running {
                 break action;
             }
             sleep(Duration::from_millis(50)).await;
         }
     });
-    let done = done.await.expect("the job does not end");
-    let job = done.job.clone().unwrap();
+    let done = done.await.expect("the change does not end");
+    let bulk = done.bulk.clone().unwrap();
     // An event that was tried twice would be skipped.
-    assert_eq!((job.state, job.skipped), (JobState::Done, 0));
+    assert_eq!((bulk.state, bulk.skipped), (BulkState::Done, 0));
     assert_eq!(done.changed, EVENTS);
     let mut page = Page::oldest(500);
     let mut events = 0;
@@ -108,23 +111,28 @@ fn begin(console: &str) {
         let (name, rest) = input.split_once("\" value=\"").unwrap();
         form += &format!("&{name}={}", rest.split('"').next().unwrap());
     }
-    let origin = format!("origin: {}", console.trim_end_matches('/'));
-    let begun = curl(&["-i", "-H", &origin, "-d", &form, &format!("{console}all")]);
-    assert!(begun.starts_with("HTTP/1.1 303"), "{begun}");
+    post(console, "all", &form);
 }
 
-async fn job<Q: Queue>(inbox: &Inbox<Q>) -> Action {
+fn post(console: &str, path: &str, form: &str) {
+    let origin = format!("origin: {}", console.trim_end_matches('/'));
+    let url = format!("{console}{path}");
+    let answer = curl(&["-i", "-H", &origin, "-d", form, &url]);
+    assert!(answer.starts_with("HTTP/1.1 303"), "{answer}");
+}
+
+async fn change<Q: Queue>(inbox: &Inbox<Q>) -> Action {
     let actions = inbox.actions(Which::All, None, 10).await.unwrap();
-    let mut jobs = actions.into_iter().filter(|action| action.job.is_some());
-    jobs.next().expect("it has begun")
+    let mut changes = actions.into_iter().filter(|it| it.bulk.is_some());
+    changes.next().expect("it has begun")
 }
 
 async fn reaches<Q: Queue>(inbox: &Inbox<Q>, changed: u64) {
     let reached = async {
-        while job(inbox).await.changed < changed {
+        while change(inbox).await.changed < changed {
             sleep(Duration::from_millis(20)).await;
         }
     };
     let reached = timeout(2 * PATIENCE, reached).await;
-    reached.unwrap_or_else(|_| panic!("the job does not change {changed} events"));
+    reached.unwrap_or_else(|_| panic!("it does not change {changed} events"));
 }
