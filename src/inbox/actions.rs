@@ -128,7 +128,7 @@ pub struct Action {
     /// The event that was changed, if it was one. `None` after its chat was forgotten.
     pub event: Option<EventId>,
     /// The kind that was paused or resumed, empty for everything; the start of the SHA-256 of the id of the chat that was
-    /// forgotten, in hexadecimal; what a bulk change [selects](Self::selection); or the number of the one that was cancelled.
+    /// forgotten, in hexadecimal; what a bulk change [selects](Self::selection); or the number of a cancelled bulk change.
     pub about: Option<String>,
     /// The number of events that were changed, or of bodies that were deleted.
     pub changed: u64,

@@ -44,7 +44,7 @@ const ANSWER: Duration = Duration::from_secs(20);
 const FIRST_RETRY: Duration = Duration::from_millis(100);
 const LAST_RETRY: Duration = Duration::from_secs(10);
 
-/// What a person has seen: no event after the newest one, and none that died or was settled later.
+/// What a person has seen: the events up to the newest one, in the states that they had at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Seen {
@@ -204,8 +204,8 @@ fn invalid(reason: impl Into<String>) -> StoreError {
 ///
 /// Each change is an [`Action`] with a number and a position ([`Bulk::reached`]), in steps of at most 64 events. A step
 /// changes its events and moves the position on in one transaction, so that a change reaches each event once, whatever
-/// fails. It changes events only in the states in which it has listed them, and none that was accepted, died or was settled
-/// after what was [seen](Seen).
+/// fails. It changes events only in the states in which it has listed them. What was accepted, died or was settled after it
+/// was [seen](Seen) is left alone.
 impl<Q: Queue> Inbox<Q> {
     /// Returns what is seen of the inbox now: all of it. `None` if it is empty.
     ///
@@ -224,7 +224,7 @@ impl<Q: Queue> Inbox<Q> {
         Ok(Some(Seen::new(newest, at)))
     }
 
-    /// Selects the events that match, of those that were seen, and counts them: up to 10,000, and for up to 40 ms.
+    /// Selects the events that match and were seen, and counts them: up to 10,000, and for up to 40 ms.
     ///
     /// # Errors
     ///
@@ -476,7 +476,7 @@ impl<Q: Queue> Inbox<Q> {
                 }
                 (at, noted) = (reached, Instant::now());
                 sleep(asked.elapsed().min(LONGEST_PAUSE)).await;
-                // A queue in memory takes no time, and pages are to be answered meanwhile.
+                // A queue in memory takes no time, and pages are to be answered, too.
                 yield_now().await;
                 if bulk.rate > 0 {
                     // What was missed while the queue was away is not made up for.

@@ -183,7 +183,7 @@ CREATE TABLE {schema}.failures (
 
 -- What persons did, for a while. `event`: the event that was changed, if it was one, until its chat is forgotten.
 -- `about`: the kind of a pause, a digest of the chat that was forgotten, or what a change of all that match selects, as the
--- columns from `state` on. `chat`: the one that its filter names. `reached`: the last event that it has looked at. `stepped`:
+-- columns from `state` on. `chat`: the chat in its filter. `reached`: the last event that it has looked at. `stepped`:
 -- when its last step was made.
 CREATE TABLE {schema}.actions (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,

@@ -124,7 +124,7 @@ CREATE TABLE actions (
     about   TEXT,                        -- the kind of a pause, a digest of a chat, or what a change of all selects
     changed INTEGER NOT NULL,
     state   TEXT,                        -- that of a change of all that match, as the following columns
-    chat    TEXT,                        -- the one that its filter names
+    chat    TEXT,                        -- the chat in its filter
     skipped INTEGER,
     reached INTEGER,                     -- the last event that was looked at
     rate    INTEGER,

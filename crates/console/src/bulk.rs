@@ -145,7 +145,7 @@ impl Turns {
         Arc::clone(&self.changes).try_acquire_owned().map_err(full)
     }
 
-    /// Selects the events that match. Those that are too many to count are counted by the queue, if it knows them.
+    /// Selects the events that match. The queue has counted them, perhaps, if they are too many to count now.
     pub(super) async fn select(
         &self,
         inbox: &dyn Operations,

@@ -82,7 +82,7 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
 
     let start = EventId(0);
     assert!(is_made(&*trial.queue, number, &step(start, &ids[..2])).await);
-    // One that was left behind, the same once more, one of a position that nobody was at, and another action.
+    // From a position that was left, twice; from a position where nobody was; and of another action.
     let stale = [
         (number, step(start, &ids[2..])),
         (number, step(start, &ids[..2])),
