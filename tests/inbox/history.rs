@@ -96,7 +96,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
         inbox
             .worker(service.clone())
             .concurrency(4)
-            .only([PLAIN, SKIPPED])
+            .only([PLAIN, SKIPPED, POISON])
             .retry(Retry::default().delays(SECOND, 20 * SECOND))
             .on_failure_of(SKIPPED, OnFailure::Skip)
             .max_crashes(MAX_CRASHES)

@@ -2,5 +2,5 @@ use tower_webhook::{EventKind, RawDelivery, Verified};
 
 fn main() {
     let raw = RawDelivery::new(EventKind::CHAT_RATED, "{}");
-    let _ = Verified::new(raw, [0; 32]);
+    let _ = Verified::new(raw);
 }

@@ -6,6 +6,5 @@ fn main() {
         raw,
         read: false,
         claimed: false,
-        secret: None,
     };
 }

@@ -50,7 +50,7 @@ async fn client_may_disconnect_during_a_drain() {
     let layer = layer(&store);
     let runs = layer.runs();
     // The handle that was taken first knows the runs of the layer that came of it.
-    let service = layer.replay_guard().layer(work.router());
+    let service = layer.in_flight_wait(seconds(1)).layer(work.router());
 
     leave(&service, "a").await;
     let draining = tokio::spawn({
