@@ -8,10 +8,11 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
-use tower_webhook::inbox::internal::{Count, Sample, Series, Settlement, minute_of};
+use tower_webhook::inbox::internal::Settlement;
 use tower_webhook::inbox::{Failure, Filter, Lane, Page, Queue};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
+use tower_webhook::telemetry::{Count, Sample, Series, minute_of};
 
 use tower_webhook::{EventKind, RawDelivery};
 

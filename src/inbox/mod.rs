@@ -79,7 +79,6 @@ pub mod internal {
     pub use super::records::{FORGET_STEP, forget_all};
     pub use super::worker::Tuning;
     pub use crate::outcome::Settlement;
-    pub use crate::telemetry::{Count, CountsOf, Sample, Series, minute_of};
 
     /// Returns the queue of an inbox.
     pub fn queue<Q: super::Queue>(inbox: &super::Inbox<Q>) -> &Q {

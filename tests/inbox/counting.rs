@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::Layer;
-use tower_webhook::inbox::internal::{self, Count, CountsOf, Series, Work, minute_of};
+use tower_webhook::inbox::internal::{self, Work};
 use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
 use tower_webhook::signature::Signature;
 use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 use tower_webhook::telemetry::{FailureBudget, Recent};
 use tower_webhook::{EventKind, SignatureLayer};
 

@@ -65,11 +65,11 @@ macro_rules! forward {
         }
     };
     (@counts) => {
-        async fn note_counts(&self, counts: &[::tower_webhook::inbox::internal::Count]) -> Result<::std::time::SystemTime, ::tower_webhook::store::StoreError> {
+        async fn note_counts(&self, counts: &[::tower_webhook::telemetry::Count]) -> Result<::std::time::SystemTime, ::tower_webhook::store::StoreError> {
             self.inner()?.note_counts(counts).await
         }
 
-        async fn counts(&self, of: &::tower_webhook::inbox::internal::CountsOf) -> Result<Vec<::tower_webhook::inbox::internal::Count>, ::tower_webhook::store::StoreError> {
+        async fn counts(&self, of: &::tower_webhook::telemetry::CountsOf) -> Result<Vec<::tower_webhook::telemetry::Count>, ::tower_webhook::store::StoreError> {
             self.inner()?.counts(of).await
         }
     };

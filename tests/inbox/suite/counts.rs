@@ -10,9 +10,8 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::By;
 use tower_webhook::inbox::Queue;
-use tower_webhook::inbox::internal::{
-    Count, CountsOf, NewEvent, Sample, Series, Work, forget_all, minute_of,
-};
+use tower_webhook::inbox::internal::{NewEvent, Work, forget_all};
+use tower_webhook::telemetry::{Count, CountsOf, Sample, Series, minute_of};
 
 const HOUR: i64 = 60;
 const DAY: i64 = 24 * HOUR;
