@@ -73,7 +73,7 @@
 //!
 //! The receiver also starts while the database is away.
 //!
-//! - **systemd**: use `${STATE_DIRECTORY}/spool.db`, as in the unit in `examples/operations`. A restart forwards what is left.
+//! - **systemd**: use `${STATE_DIRECTORY}/spool.db`, as in the unit in `operations` of tower-webhook-receiver. A restart forwards what is left.
 //! - **Containers**: a container's own disk dies with it. Mount a volume; overlayfs and tmpfs are refused without
 //!   `--spool-on-any-disk`. An `emptyDir` survives a restart of the container, and not the removal of its pod.
 //! - **Rolling deploys**: each replica needs a volume of its own, such as those of a `StatefulSet`. Replicas that start

@@ -63,7 +63,7 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--store", "sqlite:"], "such as `sqlite:webhooks.db`"),
         (&["receiver", "--store", "sqlite::memory:"], "is called `memory`"),
         (&["receiver", "--store", "redis://127.0.0.1:port"], "such as `redis://USER:PASSWORD@HOST:6379`"),
-        (&["receiver", "--store", "rediss://127.0.0.1"], "`cargo run --features redis,redis/tokio-rustls-comp"),
+        (&["receiver", "--store", "rediss://127.0.0.1"], "`cargo run -p tower-webhook-receiver --features redis,redis/tokio-rustls-comp"),
         (&["receiver", "--store", "postgres://127.0.0.1:port/db"], "such as `postgres://USER@HOST/DATABASE`"),
         (&["hyper", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
         (&["hyper", "--secret", ""], "the secret is empty"),

@@ -675,7 +675,7 @@ fn unusable_store_is_explained() {
         ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used: check that the server is running"),
         (postgres.url_of("absent"), r#"database "absent" does not exist"#),
         (postgres.url().replace("postgres@", "nobody:hush@"), r#"role "nobody" does not exist"#),
-        (postgres.url() + "?sslmode=require", "`cargo run --features postgres,sqlx/tls-rustls"),
+        (postgres.url() + "?sslmode=require", "`cargo run -p tower-webhook-receiver --features postgres,sqlx/tls-rustls"),
     ];
     for (store, reason) in cases {
         let ended = Program::start(example("receiver").env("WEBHOOK_STORE", &store)).finish();

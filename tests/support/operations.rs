@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 /// Where they and the operator's other files are.
-pub const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/operations");
+pub const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../crates/receiver/operations");
 pub const ALERTS: &str = include_str!("../../crates/receiver/operations/alerts.yml");
 
 /// Their names.
