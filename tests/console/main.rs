@@ -3,7 +3,6 @@
 mod access;
 mod changes;
 mod history;
-mod inboxes;
 mod pages;
 mod payloads;
 mod queues;

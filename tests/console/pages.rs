@@ -146,6 +146,22 @@ async fn refused_deliveries_are_critical() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_queue_that_cannot_be_read_is_critical() {
+    let queue = FaultyQueue::new(MemoryQueue::new());
+    queue.faults.is_down.store(true, Ordering::SeqCst);
+    let inbox = Inbox::new(queue);
+    let overview = async |console: Console| get(&console.inbox(inbox.clone()).router(), "/").await;
+    overview(Console::new())
+        .await
+        .is(200)
+        .shows("<b>Critical: </b>The queue cannot be read: ")
+        .shows("the connection was lost");
+    overview(Console::new().hide_payloads())
+        .await
+        .shows("The queue cannot be read: the log has the reason.");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_payload_has_its_order_and_readable_times() {
     let inbox = inbox();
     let body = r#"{"id":"chat","at":1732567890123,"name":"Zo\u00eb","about":[]}"#;

@@ -108,14 +108,18 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
 }
 
 #[test]
-fn one_console_shows_the_inboxes_of_several_databases() {
+fn each_of_several_databases_has_a_console() {
     let files = Files::new();
     let config = files.write(
         "routes.json",
         r#"{"routes": [
             {"path": "/webhooks", "secret-file": "DIR/one", "inbox": "sqlite:DIR/one.db"},
             {"path": "/hooks/github", "sender": "github", "secret-file": "DIR/two", "inbox": "sqlite:DIR/two.db", "exec": "exit 65"},
-            {"path": "/stored", "secret-file": "DIR/three", "store": "sqlite:DIR/three.db"}
+            {"path": "/stored", "secret-file": "DIR/three", "store": "sqlite:DIR/three.db"},
+            {"path": "/hooks-github", "secret-file": "DIR/one", "store": "sqlite:DIR/four.db"},
+            {"path": "/..", "secret-file": "DIR/one", "store": "sqlite:DIR/five.db"},
+            {"path": "/five", "secret-file": "DIR/one", "store": "sqlite:DIR/five.db", "namespace": "five"},
+            {"path": "/", "secret-file": "DIR/one", "store": "sqlite:DIR/six.db"}
         ]}"#,
     );
     let receiver = Server::receiver(&["--config", &config, "--console", "127.0.0.1:0"]);
@@ -131,29 +135,42 @@ fn one_console_shows_the_inboxes_of_several_databases() {
     }
     let console = receiver.url_of("console");
     let page = |path: &str| curl(&[&format!("{console}{path}")]);
-    let overview = page("");
-    for name in ["webhooks", "hooks-github", "stored"] {
-        let link = format!("<a href=\"/inboxes/{name}\">{name}</a>");
-        assert!(overview.contains(&link), "{name}: {overview}");
+    let list = page("");
+    for name in [
+        "webhooks",
+        "hooks-github",
+        "stored",
+        "hooks-github_",
+        "..+five",
+        "_",
+    ] {
+        let link = format!("<a href=\"/{name}\">{name}</a>");
+        assert!(list.contains(&link), "{name}: {list}");
+        assert!(page(name).contains("<h1>Overview</h1>"), "{name}");
+    }
+    for path in ["", "webhooks", "webhooks/events"] {
+        let url = format!("{console}{path}");
+        let rebound = curl(&["-i", "-H", "host: evil.example", &url]);
+        assert!(rebound.starts_with("HTTP/1.1 421"), "{path}: {rebound}");
     }
     // Each has its own events, and its own counts.
     until("the discarded event", || {
-        let page = page("inboxes/hooks-github/events?key=k");
+        let page = page("hooks-github/events?key=k");
         (page.contains("push") && page.contains("discarded")).then_some(())
     });
-    let events = page("inboxes/webhooks/events");
+    let events = page("webhooks/events");
     assert!(events.contains("chat-rated") && !events.contains("push"));
     for (name, own, other) in [
         ("webhooks", "chat-rated", "push"),
         ("hooks-github", "push", "chat-rated"),
     ] {
         let history = until("the counts", || {
-            let history = page(&format!("inboxes/{name}/history?range=1h"));
+            let history = page(&format!("{name}/history?range=1h"));
             history.contains(own).then_some(history)
         });
         assert!(!history.contains(other), "{history}");
     }
-    assert!(page("inboxes/stored").contains("chat-closed"));
+    assert!(page("stored").contains("chat-closed"));
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);
 }

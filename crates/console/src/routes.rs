@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::{join, join_all, try_join, try_join_all, try_join3};
+use futures_util::future::{try_join, try_join_all, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -24,85 +24,74 @@ use tower_webhook::inbox::{
     EventId, EventState, EventSummary, Failure, Filter, Listed, Page, Which,
 };
 use tower_webhook::store::StoreError;
-use tower_webhook::telemetry::Chain;
 
 use super::actions::{self, Paused};
 use super::export::export;
 use super::guard::guard;
 use super::history::{history, refusals};
 use super::operations::{More, Operations, SEARCH};
-use super::page::{self, Blocked, Failed, Part, View, Wrong};
+use super::page::{self, Blocked, Failed, View, Wrong};
 use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_bulk, id, inbox, key, text};
 use super::settings::Console;
 
 impl Console {
     /// Returns the pages.
-    pub fn router(mut self) -> Router {
-        self.pass_on();
-        router(Arc::new(self))
+    pub fn router(self) -> Router {
+        let mut pages = Router::new()
+            .route("/", get(overview))
+            .route("/events", get(events))
+            .route("/events/{id}", get(event))
+            .route("/export", get(export))
+            .route("/chat", get(chat))
+            .route("/find", get(find))
+            .route("/lanes", get(lanes))
+            .route("/gaps", get(gaps))
+            .route("/history", get(history))
+            .route("/refusals", get(refusals))
+            .route("/actions", get(done))
+            .route("/actions/{number}", get(bulk))
+            .route(
+                "/style.css",
+                get(([(CONTENT_TYPE, "text/css")], page::style())),
+            )
+            .route(
+                "/icon.svg",
+                get(([(CONTENT_TYPE, "image/svg+xml")], page::ICON)),
+            )
+            .route(
+                "/live.js",
+                get(([(CONTENT_TYPE, "text/javascript")], page::script())),
+            );
+        if !self.is_read_only {
+            pages = pages
+                .route("/all", get(confirm).post(actions::change_all))
+                .route("/selected", post(actions::change_selected))
+                .route("/events/{id}/{action}", post(actions::change))
+                .route("/pause", get(confirm_pause).post(actions::pause))
+                .route("/resume", post(actions::resume))
+                .route("/actions/{number}/continue", post(actions::go_on))
+                .route("/actions/{number}/cancel", post(actions::cancel));
+        }
+        let header = |name: HeaderName, value| {
+            SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
+        };
+        pages
+            .fallback(not_found)
+            .method_not_allowed_fallback(wrong_method)
+            .layer(CsrfLayer::new())
+            .layer(CatchPanicLayer::new())
+            .layer(from_fn_with_state(Arc::new(self), guard))
+            .layer(CompressionLayer::new())
+            .layer(header(
+                CONTENT_SECURITY_POLICY,
+                "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                 img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+            ))
+            .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
+            .layer(header(REFERRER_POLICY, "same-origin"))
+            .layer(header(CACHE_CONTROL, "no-store"))
     }
-}
-
-fn router(console: Arc<Console>) -> Router {
-    let inner = console.consoles.clone();
-    let mut pages = Router::new()
-        .route("/", get(overview))
-        .route("/events", get(events))
-        .route("/events/{id}", get(event))
-        .route("/export", get(export))
-        .route("/chat", get(chat))
-        .route("/find", get(find))
-        .route("/lanes", get(lanes))
-        .route("/gaps", get(gaps))
-        .route("/history", get(history))
-        .route("/refusals", get(refusals))
-        .route("/actions", get(done))
-        .route("/actions/{number}", get(bulk))
-        .route(
-            "/style.css",
-            get(([(CONTENT_TYPE, "text/css")], page::style())),
-        )
-        .route(
-            "/icon.svg",
-            get(([(CONTENT_TYPE, "image/svg+xml")], page::ICON)),
-        )
-        .route(
-            "/live.js",
-            get(([(CONTENT_TYPE, "text/javascript")], page::script())),
-        );
-    if !console.is_read_only {
-        pages = pages
-            .route("/all", get(confirm).post(actions::change_all))
-            .route("/selected", post(actions::change_selected))
-            .route("/events/{id}/{action}", post(actions::change))
-            .route("/pause", get(confirm_pause).post(actions::pause))
-            .route("/resume", post(actions::resume))
-            .route("/actions/{number}/continue", post(actions::go_on))
-            .route("/actions/{number}/cancel", post(actions::cancel));
-    }
-    let header = |name: HeaderName, value| {
-        SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
-    };
-    let pages = pages
-        .fallback(not_found)
-        .method_not_allowed_fallback(wrong_method)
-        .layer(CsrfLayer::new())
-        .layer(CatchPanicLayer::new())
-        .layer(from_fn_with_state(console, guard))
-        .layer(CompressionLayer::new())
-        .layer(header(
-            CONTENT_SECURITY_POLICY,
-            "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
-             form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
-        ))
-        .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
-        .layer(header(REFERRER_POLICY, "same-origin"))
-        .layer(header(CACHE_CONTROL, "no-store"));
-    inner.into_iter().fold(pages, |pages, console| {
-        let path = console.name.as_ref().map(|name| name.path.clone());
-        pages.nest(&path.unwrap_or_default(), router(console))
-    })
 }
 
 type Answer = Result<Markup, Problem>;
@@ -118,41 +107,27 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
 }
 
 async fn overview(Extension(view): Extension<View>) -> Markup {
-    let consoles = view.console.consoles.iter();
-    let parts = consoles.map(|console| part(view.of(console)));
-    let (known, parts) = join(part(view.clone()), join_all(parts)).await;
     let Some(inbox) = &view.console.inbox else {
-        return page::overview(&known, &[], &[], &parts);
+        return page::overview(&view, None, &[], &[]);
     };
     // What does not come from the queue is shown all the same.
+    let counted = inbox.stats().await;
     let running = inbox.actions(Which::Running, None, MANY).await;
-    let kinds = known.counted.iter().flat_map(|(stats, _)| &stats.kinds);
+    let kinds = counted.iter().flat_map(|(stats, _)| &stats.kinds);
     let blocked = match kinds.map(|kind| kind.blocking).sum() {
         0_u64 => Vec::new(),
         _ => worst(&**inbox).await.unwrap_or_default(),
     };
-    page::overview(&known, &blocked, &running.unwrap_or_default(), &parts)
+    page::overview(
+        &view,
+        Some(&counted),
+        &blocked,
+        &running.unwrap_or_default(),
+    )
 }
 
 /// How many changes of all that match the overview shows.
 const MANY: usize = 100;
-
-/// What a console's inbox counts.
-async fn part(view: View) -> Part {
-    let stats = match &view.console.inbox {
-        Some(inbox) => inbox.stats().await.map(Some),
-        None => Ok(None),
-    };
-    let (counted, error) = match stats {
-        Ok(counted) => (counted, None),
-        Err(error) => (None, Some(Chain(&error).to_string())),
-    };
-    Part {
-        view,
-        counted,
-        error,
-    }
-}
 
 /// The number of blocked lanes on the overview.
 const WORST: usize = 3;

@@ -1,7 +1,6 @@
 //! What a console shows, and which changes it lets operators make.
 
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 
 use http::HeaderName;
@@ -34,16 +33,6 @@ pub struct Console {
     pub(super) actor: Option<HeaderName>,
     pub(super) hosts: Option<Vec<String>>,
     pub(super) turns: Turns,
-    /// Set if this console is one of several.
-    pub(super) name: Option<Name>,
-    pub(super) consoles: Vec<Arc<Console>>,
-}
-
-/// The name of one console of several.
-pub(super) struct Name {
-    pub(super) text: String,
-    /// The path of its pages, below those of the outer console.
-    pub(super) path: String,
 }
 
 impl Console {
@@ -74,57 +63,6 @@ impl Console {
     pub fn recent(mut self, recent: Recent) -> Self {
         self.recent = Some(recent);
         self
-    }
-
-    /// Adds the pages of another console below `/inboxes/NAME`, such as that of an inbox in another database. The first page
-    /// then says how each of them is. [`read_only`](Self::read_only), [`hide_payloads`](Self::hide_payloads),
-    /// [`actor_header`](Self::actor_header) and [`hosts`](Self::hosts) hold for it as well, the last two unless it has its own.
-    ///
-    /// ```
-    /// # use tower_webhook_console::Console;
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// # let [chats, orders] = [0, 1].map(|_| Inbox::new(MemoryQueue::new()));
-    /// let console = Console::new()
-    ///     .console("chats", Console::new().inbox(chats))
-    ///     .console("orders", Console::new().inbox(orders));
-    /// ```
-    pub fn console(mut self, name: impl Into<String>, mut console: Console) -> Self {
-        let mut text = name.into();
-        if text.trim().is_empty() {
-            "unnamed".clone_into(&mut text);
-        }
-        let encoded: String = form_urlencoded::byte_serialize(text.as_bytes()).collect();
-        let mut path = format!("/inboxes/{}", encoded.replace('*', "%2A"));
-        let is_taken = |path: &str| self.paths().any(|other| other == path);
-        // Browsers take dots for other paths.
-        while path.ends_with('.') || is_taken(&path) {
-            path.push('_');
-        }
-        console.name = Some(Name { text, path });
-        self.consoles.push(Arc::new(console));
-        self
-    }
-
-    fn paths(&self) -> impl Iterator<Item = &str> {
-        self.consoles
-            .iter()
-            .filter_map(|it| it.name.as_ref())
-            .map(|name| &*name.path)
-    }
-
-    /// Applies what holds for all consoles to the inner ones.
-    pub(super) fn pass_on(&mut self) {
-        let mut consoles = mem::take(&mut self.consoles);
-        // Nobody else has them before there are pages.
-        for inner in consoles.iter_mut().filter_map(Arc::get_mut) {
-            inner.is_read_only |= self.is_read_only;
-            inner.hides_payloads |= self.hides_payloads;
-            inner.actor = inner.actor.take().or_else(|| self.actor.clone());
-            inner.hosts = inner.hosts.take().or_else(|| self.hosts.clone());
-            inner.pass_on();
-        }
-        self.consoles = consoles;
     }
 
     /// Shows what is in the file of a spool.

@@ -157,7 +157,7 @@ where
     let recent = Recent::new();
     #[cfg(feature = "console")]
     {
-        let console = Console::new().recent(recent.clone());
+        let console = setup.telemetry.console().recent(recent.clone());
         built.consoles.push((name(&routes), console));
     }
     for route in routes {
@@ -280,7 +280,8 @@ fn with_queue<Q: Queue>(
     {
         let observer = (setup.telemetry.observer(None), recent.clone());
         let inbox = inbox.clone().observer(observer);
-        let console = Console::new().inbox(inbox).recent(recent.clone());
+        let console = setup.telemetry.console();
+        let console = console.inbox(inbox).recent(recent.clone());
         built.consoles.push((name(&routes), console));
     }
     let on_failure = match args.handling.on_failure {
@@ -308,11 +309,11 @@ fn with_queue<Q: Queue>(
     Ok(built)
 }
 
-/// The name of what is kept in one place: its paths.
+/// The name of a database: the paths of its routes. Of other characters than those of paths, it has only `+`.
 #[cfg(feature = "console")]
 fn name(routes: &[Route]) -> String {
     let paths = routes.iter().map(|route| route.path.trim_matches('/'));
-    paths.collect::<Vec<_>>().join(" ").replace('/', "-")
+    paths.collect::<Vec<_>>().join("+").replace('/', "-")
 }
 
 /// Shorter than the lease, however short that is.

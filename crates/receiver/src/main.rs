@@ -23,7 +23,7 @@ mod event;
 mod exec;
 mod forward;
 mod handling;
-#[cfg(feature = "metrics")]
+#[cfg(any(feature = "console", feature = "metrics"))]
 mod host;
 // Without a queue, it can only say that there is none.
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]

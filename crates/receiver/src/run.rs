@@ -53,7 +53,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     } = app::build(&setup, routes).await?;
     #[cfg(feature = "console")]
     if let Some(address) = args.console.console {
-        console::serve(setup.telemetry.console(consoles), address, args).await?;
+        console::serve(consoles, address, args)?;
     }
 
     let stop = Stop::new()?;

@@ -97,19 +97,11 @@ impl Telemetry {
         self.notices.watch_spool(spool);
     }
 
-    /// Puts the consoles of all databases together, with what was seen of all.
+    /// A console with what was seen of all routes.
     #[cfg(feature = "console")]
-    pub(crate) fn console(&self, mut consoles: Vec<(String, Console)>) -> Console {
-        let console = match consoles.len() {
-            1 => consoles.remove(0).1,
-            _ => consoles
-                .into_iter()
-                .fold(Console::new(), |all, (name, console)| {
-                    all.console(name, console)
-                }),
-        };
+    pub(crate) fn console(&self) -> Console {
         let (budget, silence) = (self.budget.clone(), self.silence.clone());
-        console.budget(budget).silence(silence)
+        Console::new().budget(budget).silence(silence)
     }
 
     /// Calls `record` before each scrape.

@@ -13,12 +13,10 @@ use axum::routing::get;
 use serde_json::json;
 use tokio::time::sleep;
 use tower_webhook::inbox::{EventId, EventState};
-use tower_webhook_console::Console;
 
 use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event};
 use support::delivery::RequestExt;
-use support::inbox::inbox;
 use support::net::serve;
 
 const ERROR: &str = "the CRM is down";
@@ -531,10 +529,6 @@ async fn accessible(width: u32) {
     let url = desk.serve(desk.console()).await;
     let read_only = desk.console().read_only().hide_payloads();
     let read_only = desk.serve(read_only).await;
-    let several = Console::new()
-        .console("chats", desk.console())
-        .console("orders", Console::new().inbox(inbox()));
-    let several = desk.serve(several).await;
     let test = async |page: Page| {
         for path in ["", "events", "lanes", "history", "refusals"] {
             page.goto(&format!("{url}/{path}")).await;
@@ -599,11 +593,6 @@ async fn accessible(width: u32) {
             let main = page.until_text("main", |_| true).await;
             assert!(!main.contains(ERROR), "{main}");
             assert!(!main.contains("\"rating\""), "{main}");
-        }
-        for path in ["", "inboxes/chats/events/2"] {
-            page.goto(&format!("{several}/{path}")).await;
-            page.fits().await;
-            page.is_accessible().await;
         }
     };
     Window::new(width).open(&url, test).await;

@@ -6,9 +6,9 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{KindStats, Stats};
-use tower_webhook::telemetry::{Problem, Silent, Spent};
+use tower_webhook::store::StoreError;
+use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
 
-use super::inboxes::Part;
 use super::overview::{Observed, is_short};
 use super::parts::next_attempt;
 use super::text::{clip, count, kind as name, long, minute};
@@ -24,7 +24,7 @@ const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
 const NAMED: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Level {
+enum Level {
     Warning,
     Critical,
 }
@@ -47,14 +47,14 @@ impl Level {
 
 /// All that is wrong for one reason, of whichever kinds.
 pub(super) struct Cause {
-    pub(super) level: Level,
-    pub(super) text: Markup,
+    level: Level,
+    text: Markup,
     /// A URL, and its text.
     link: Option<(String, &'static str)>,
 }
 
 impl Cause {
-    pub(super) fn new(level: Level, text: Markup) -> Self {
+    fn new(level: Level, text: Markup) -> Self {
         Self {
             level,
             text,
@@ -62,12 +62,12 @@ impl Cause {
         }
     }
 
-    pub(super) fn link(mut self, url: String, text: &'static str) -> Self {
+    fn link(mut self, url: String, text: &'static str) -> Self {
         self.link = Some((url, text));
         self
     }
 
-    pub(super) fn badge(&self) -> Markup {
+    fn badge(&self) -> Markup {
         html! { span class={ "badge " (self.level.class()) } { (self.level.word()) } }
     }
 
@@ -80,19 +80,20 @@ impl Cause {
 }
 
 /// All causes, worst first.
-pub(super) fn causes(part: &Part, observed: &Observed) -> Vec<Cause> {
-    let (view, error) = (&part.view, part.error.as_deref());
-    let stats = part.stats();
+pub(super) fn causes(
+    view: &View,
+    stats: Option<&Stats>,
+    error: Option<&StoreError>,
+    observed: &Observed,
+) -> Vec<Cause> {
     let of_queue = error.map(|error| {
-        let hides = view.console.hides_payloads;
-        let error = if hides {
-            "the log has the reason"
-        } else {
-            error
+        let error = match view.console.hides_payloads {
+            true => "the log has the reason".to_owned(),
+            false => Chain(error).to_string(),
         };
         Cause::new(
             Level::Critical,
-            html! { "The queue cannot be read: " (clip(error, 300)) "." },
+            html! { "The queue cannot be read: " (clip(&error, 300)) "." },
         )
     });
     let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
@@ -105,24 +106,20 @@ pub(super) fn causes(part: &Part, observed: &Observed) -> Vec<Cause> {
         of_queue,
         unavailable(view),
         budget(observed),
-        tripped(part, observed),
+        tripped(view, stats, observed),
         silent(&observed.silent),
         of_stats(waiting),
         of_stats(dead),
         unverified(view, observed),
         of_stats(blocked),
-        retried(part, observed),
+        retried(view, stats, observed),
         of_stats(paused),
     ]
     .into_iter()
     .flatten()
     .collect();
-    sort(&mut causes);
-    causes
-}
-
-pub(super) fn sort(causes: &mut [Cause]) {
     causes.sort_by_key(|cause| Reverse(cause.level));
+    causes
 }
 
 pub(super) fn show(causes: &[Cause]) -> Markup {
@@ -258,8 +255,8 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
 }
 
 /// Events that have failed, block no lane and are of no tripped kind: nothing else tells of them.
-fn retried(part: &Part, observed: &Observed) -> Option<Cause> {
-    let stats = part.stats()?;
+fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
+    let stats = stats?;
     let fails = |it: &&KindStats| {
         it.retrying > it.blocking
             && !observed.tripped.contains_key(&it.kind)
@@ -274,15 +271,14 @@ fn retried(part: &Part, observed: &Observed) -> Option<Cause> {
         @if number == 1 { " has failed and is" } @else { " have failed and are" }
         " tried again; the oldest was accepted " (long(oldest)) " ago."
     };
-    let url = part.view.events(&[("state", "retrying")]);
+    let url = view.events(&[("state", "retrying")]);
     Some(Cause::new(Level::Warning, text).link(url, "Retrying events"))
 }
 
-fn tripped(part: &Part, observed: &Observed) -> Option<Cause> {
-    let view = &part.view;
+fn tripped(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
     let (first, _) = observed.tripped.first_key_value()?;
     let next = observed.tripped.values().min()?;
-    let kinds = part.stats().into_iter().flat_map(|stats| &stats.kinds);
+    let kinds = stats.into_iter().flat_map(|stats| &stats.kinds);
     let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.kind));
     let unsettled: u64 = kinds
         .map(|it| it.waiting + it.in_progress + it.retrying)

@@ -7,13 +7,13 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{Action, BlockedLane, Failure, KindStats, Stats};
+use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
 
 use super::super::settings::Console;
 use super::actions::running;
-use super::causes;
+use super::causes::{causes, show};
 use super::events::waiting;
-use super::inboxes::{Part, inboxes};
 use super::parts::{chat, gauge, head, next_attempt, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
@@ -51,6 +51,9 @@ pub(super) struct Observed {
     pub(super) tripped: BTreeMap<EventKind, SystemTime>,
 }
 
+/// What an inbox counts, and how long ago.
+type Counted = Result<(Stats, Duration), StoreError>;
+
 /// A blocked lane, and the last failure of the event for which it waits.
 pub(in super::super) struct Blocked {
     pub(in super::super) lane: BlockedLane,
@@ -73,41 +76,41 @@ impl Observed {
 }
 
 pub(in super::super) fn overview(
-    known: &Part,
+    view: &View,
+    counted: Option<&Counted>,
     blocked: &[Blocked],
     changes: &[Action],
-    parts: &[Part],
 ) -> Markup {
-    let (view, stats) = (&known.view, known.stats());
+    let (counted, error) = match counted.map(Result::as_ref).transpose() {
+        Ok(counted) => (counted, None),
+        Err(error) => (None, Some(error)),
+    };
+    let stats = counted.map(|(stats, _)| stats);
     let console = &view.console;
     let observed = Observed::by(console);
     let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
-    let mut causes = causes::causes(known, &observed);
-    let parts: Vec<_> = parts.iter().map(|part| (part, part.causes())).collect();
-    causes.extend(parts.iter().filter_map(|(part, causes)| part.worst(causes)));
-    causes::sort(&mut causes);
+    let causes = causes(view, stats, error, &observed);
     let content = html! {
-        div #alerts data-live role="status" { (causes::show(&causes)) }
+        div #alerts data-live role="status" { (show(&causes)) }
         div.title {
             h1 { "Overview" }
             @if view.can_change() { (pause(view, None, is_paused)) }
         }
         div.stack {
-            @if !parts.is_empty() { (inboxes(&parts)) }
-            @if parts.is_empty() || !rows.is_empty() { section {
+            section {
                 div.head {
                     h2 { "Kinds" }
                     @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
-                    @if let Some((_, age)) = known.counted.as_ref().filter(|(_, age)| *age >= SOME_TIME) {
+                    @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
-            } }
+            }
             div #changes data-live { @if !changes.is_empty() { (running(view, changes)) } }
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
@@ -319,18 +322,9 @@ fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     html! {
         tr {
             th scope="row" { "All kinds" }
-            (sums(view, kinds))
+            (states(view, None, STATES.map(|(_, _, of)| kinds.iter().map(of).sum())))
         }
     }
-}
-
-/// The cells of the states of all kinds.
-pub(super) fn sums(view: &View, kinds: &[KindStats]) -> Markup {
-    states(
-        view,
-        None,
-        STATES.map(|(_, _, of)| kinds.iter().map(of).sum()),
-    )
 }
 
 /// The button that pauses or resumes a kind, or all events.

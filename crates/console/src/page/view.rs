@@ -42,25 +42,6 @@ impl View {
         format!("{}{path}", self.base)
     }
 
-    /// The pages of an inner console.
-    pub(in super::super) fn of(&self, console: &Arc<Console>) -> Self {
-        let path = console.name.as_ref().map_or("", |name| &name.path);
-        Self {
-            console: Arc::clone(console),
-            base: format!("{}{path}", self.base),
-            did: None,
-            pauses: Vec::new(),
-        }
-    }
-
-    /// The name of this console, and the first page of the outer one, if there are several.
-    fn outer(&self) -> Option<(&str, String)> {
-        let name = self.console.name.as_ref()?;
-        let base = self.base.strip_suffix(&name.path)?;
-        let url = if base.is_empty() { "/" } else { base };
-        Some((&name.text, url.to_owned()))
-    }
-
     /// The URL of the events of a query.
     pub(super) fn events(&self, query: &[(&str, &str)]) -> String {
         let mut text = form_urlencoded::Serializer::new(String::new());
@@ -126,7 +107,7 @@ impl View {
                 head {
                     meta charset="utf-8";
                     meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { (title) @if let Some((name, _)) = self.outer() { " · " (clip(name, 60)) } " · Webhooks" }
+                    title { (title) " · Webhooks" }
                     link rel="icon" href=(self.url("/icon.svg"));
                     link rel="stylesheet" href=(self.url("/style.css"));
                     script src=(self.url("/live.js")) defer {}
@@ -134,10 +115,7 @@ impl View {
                 body data-stopped="The receiver does not answer." {
                     a.skip href="#main" { "Skip to the content" }
                     header.top {
-                        @match self.outer() {
-                            None => a.brand href=(self.url("/")) { "Webhooks" },
-                            Some((name, url)) => { a.brand href=(url) { "All inboxes" } b { (clip(name, 60)) } },
-                        }
+                        a.brand href=(self.url("/")) { "Webhooks" }
                         nav.site aria-label="Pages" {
                             a href=(self.url("/")) aria-current=[current("/")] { "Overview" }
                             @if self.console.inbox.is_some() {
