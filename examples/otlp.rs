@@ -90,7 +90,7 @@ async fn main() -> anyhow::Result<()> {
 
 /// Exports the spans of this crate, and logs to standard error.
 fn export_traces() -> anyhow::Result<SdkTracerProvider> {
-    // The exporter's HTTP client needs it if TLS is enabled in this build, as the feature `admin` does.
+    // The exporter's HTTP client needs it if TLS is enabled in this build, as a client of the Admin API does.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let exporter = SpanExporter::builder()
         .with_http()
