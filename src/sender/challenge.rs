@@ -72,6 +72,7 @@ impl Challenge {
             let found = source.in_post(headers, body);
             found.is_some_and(|found| found == value.as_bytes())
         };
+        // A challenge without a signature is a GET: a POST with the same fields is an event.
         matches!(self.proof, Proof::Signature) && self.when.iter().all(is_there)
     }
 
@@ -120,6 +121,7 @@ impl Source {
         match self {
             Self::Place(Place::Header(name)) => only(headers, name).ok().map(<[u8]>::to_vec),
             Self::Place(Place::Body(pointers)) => {
+                // A body that is not JSON is an event, too: the reading of its type refuses it.
                 find_first(pointers, body).ok()?.map(String::into_bytes)
             }
             Self::Place(Place::None) | Self::Query(_) => None,
@@ -138,6 +140,7 @@ impl Answer {
             Self::Raw(source) => {
                 return Some(Reply {
                     status: StatusCode::OK,
+                    // Never HTML, since without a proof anybody chooses the text.
                     content_type: Some("text/plain"),
                     body: field(source)?.into(),
                 });

@@ -139,10 +139,12 @@ impl Description {
     /// Returns the sender, or what is wrong, with the name of the field.
     pub(super) fn sender(self) -> Result<Sender, String> {
         let name = self.name.as_str();
+        // The name is also the default namespace and, without `kind`, the event type. Both have limited characters.
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || !name.bytes().all(is_word) {
             return Err("name: use 1 to 64 letters, digits, `-`, `_` and `.`".to_owned());
         }
+        // Without families, there is one scheme, whose names have no `*`.
         let one = [String::new()];
         let families = match self.families.as_slice() {
             [] => &one,
@@ -166,12 +168,14 @@ impl Description {
         let is_asymmetric = self.signature.algorithm.is_asymmetric();
         let challenges = self.challenge.iter().enumerate().map(|(index, it)| {
             let challenge = match it.answer {
+                // A receiver has only the public key, which makes no tag.
                 AnswerDescription::Hmac { .. } if is_asymmetric => {
                     Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned())
                 }
                 _ => challenge(it),
             };
             let which = format!("challenge[{index}].");
+            // Several challenges have the same fields, so the message says which one is meant.
             challenge.map_err(|error| error.replacen("challenge.", &which, 1))
         });
         let described = Described {
@@ -190,12 +194,14 @@ impl Description {
 
     fn scheme(&self, family: &str) -> Result<Scheme, String> {
         let it = &self.signature;
+        // With more headers than tags are accepted, a request that has all of them would be refused.
         if it.headers.is_empty() || it.headers.len() > MOST_TAGS {
             return Err(format!("signature.headers: name 1 to {MOST_TAGS} headers"));
         }
         let named = |name: &String| header("signature.headers", name, family);
         let headers: Result<Vec<_>, _> = it.headers.iter().map(named).collect();
         let split = match it.split {
+            // None of the three occurs in hex or base64, and each is one byte.
             Some(split) if !matches!(split, ' ' | ',' | ';') => {
                 return Err("signature.split: use a space, `,` or `;`".to_owned());
             }
@@ -227,9 +233,11 @@ impl Description {
                 Some(First::Several(list)) => Place::Body(pointers("kind", list)?),
             },
         };
+        // A header that is not a list is the tag alone, so each request would be refused.
         if scheme.elements().next().is_some() && split.is_none() {
             return Err("signature.split: without it, there is no `element`".to_owned());
         }
+        // Whoever captured a delivery could renew a time that is not signed.
         if !scheme.signs_time() {
             let field = "signature.timestamp";
             return Err(format!("{field}: it is not signed: name it in `content`"));
@@ -260,6 +268,7 @@ impl Description {
         if it.algorithm == Algorithm::Token {
             return match (content, coding) {
                 (None, None) => Ok((Vec::new(), Vec::new())),
+                // Accepting them would promise a signature that nobody checks.
                 _ => Err("signature: a token has no `content` and no `coding`".to_owned()),
             };
         }
@@ -270,6 +279,7 @@ impl Description {
         let Some((before, after)) = content.split_once("{body}") else {
             return Err("signature.content: without `{body}`, it signs nothing".to_owned());
         };
+        // The body is hashed once, as it arrives: it could not be repeated without being kept first.
         if after.contains("{body}") {
             return Err("signature.content: `{body}` must stand exactly once".to_owned());
         }
@@ -290,6 +300,7 @@ impl Description {
             pieces.push(match (source, source.strip_prefix("element ")) {
                 ("method", _) => Piece::Method,
                 ("url", _) => match &self.url {
+                    // The configured URL, not the request's: a proxy may change that (senders.md, "URL").
                     Some(url) => Piece::Text(url.clone()),
                     None => return Err("url: it is needed, because `{url}` is signed".to_owned()),
                 },
@@ -313,6 +324,7 @@ fn check_key(scheme: &Scheme) -> Result<(), String> {
         Algorithm::Ed25519 | Algorithm::EcdsaP256 if !is_text => {
             "signature.secret: a public key has none, since it says how it is written"
         }
+        // `Secret` keeps the state for SHA-1 only of the text.
         Algorithm::HmacSha1 if !is_text => {
             "signature.secret: with hmac-sha1, only `text` is allowed"
         }
@@ -337,6 +349,7 @@ fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
         when: when.collect::<Result<_, String>>()?,
         proof: match &it.proof {
             Proof::Token(at) => match at.strip_prefix('?') {
+                // A token is in the query of a GET. A POST is proved by its signature.
                 Some(name) => Proof::Token(name.to_owned()),
                 None => return Err(unsigned("challenge.proof", at)),
             },
@@ -396,6 +409,7 @@ fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> 
 fn source(field: &str, at: &str, is_signed: bool) -> Result<Source, String> {
     match (at.strip_prefix('?'), is_signed) {
         (Some(name), false) => Ok(Source::Query(name.to_owned())),
+        // A challenge has no family: a `*` in it is refused.
         (None, true) => Ok(Source::Place(place(field, at, "")?)),
         (Some(_), true) => Err(format!(
             "{field}: {at:?} is not signed: use the `proof` `none`, or a `token`"

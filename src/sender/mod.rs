@@ -118,6 +118,7 @@ impl Described {
     ) -> Result<(&Scheme, Claim), SignatureError> {
         for scheme in &self.schemes {
             match scheme.claim(method, headers, &now) {
+                // Only an absent signature header leads on: after other errors, an attacker could choose the family.
                 Err(SignatureError::Missing) => {}
                 claim => return Ok((scheme, claim?)),
             }
@@ -185,6 +186,7 @@ impl Sender {
             key: HeaderName::from_static("idempotency-key"),
         };
         if let Form::Described(_) = &*self.form {
+            // A described sender spells its headers out. The brand would replace its whole form.
             return Err(self.is_wrong("only the chat platform has a brand"));
         }
         self.form = Arc::new(Form::Chat(names));
@@ -240,6 +242,7 @@ impl Sender {
 
     pub(crate) fn is_asymmetric(&self) -> bool {
         match &*self.form {
+            // Families differ only in the names of their headers.
             Form::Described(it) => it.schemes()[0].algorithm.is_asymmetric(),
             Form::Chat(_) => false,
         }
@@ -270,8 +273,10 @@ impl Sender {
         let query = Query(query);
         let challenge = it.challenges.iter().find(|it| it.is_in(&query))?;
         if let Proof::Token(name) = &challenge.proof {
+            // A token that is given twice counts as none.
             let given = query.only(name).and_then(|token| token_tag(&token));
             // In constant time.
+            // The first condition is needed, too: without a configured token, a missing one would be equal to it.
             if given.is_none() || given != self.token {
                 return Some(Err("the challenge carries another token, or none"));
             }
@@ -297,6 +302,7 @@ impl Sender {
         };
         it.schemes.iter().all(|scheme| {
             let mut parts = scheme.key.iter();
+            // `covers` counts every body as signed, but a token signs nothing.
             scheme.algorithm != Algorithm::Token
                 && !scheme.key.is_empty()
                 && parts.all(|part| scheme.covers(part))
@@ -363,6 +369,7 @@ impl Sender {
             Form::Described(it) => {
                 let Scheme { kind, key, .. } = &it.schemes[0];
                 let key = match &key[..] {
+                    // A joined key cannot be taken apart again, so the caller adds its headers.
                     [key] => key.header(),
                     _ => None,
                 };
@@ -381,6 +388,7 @@ impl Sender {
 
 /// What is kept of a token, and compared.
 fn token_tag(token: &[u8]) -> Option<CtOutput<Hmac<Sha256>>> {
+    // Hashes have one length, so the comparison does not tell how long the token is. The token itself is not kept.
     let hash = Hmac::<Sha256>::new_from_slice(b"tower-webhook: a token").ok()?;
     Some(hash.chain_update(token).finalize())
 }

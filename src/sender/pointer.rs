@@ -13,10 +13,12 @@ impl Pointer {
         let form = "is no JSON pointer of at most 16 names, such as `/event/type`";
         let names = text.strip_prefix('/').ok_or(form)?.split('/');
         let name = |name: &str| match name.split('~').skip(1).all(|it| it.starts_with(['0', '1'])) {
+            // In this order (RFC 6901, section 4): `~01` is `~1`, and not a slash.
             true => Ok(name.replace("~1", "/").replace("~0", "~")),
             false => Err("has a `~` in a name: write `~0` for it, and `~1` for a slash"),
         };
         let names: Vec<_> = names.map(name).collect::<Result<_, _>>()?;
+        // Reading recurses once for each name.
         if names.len() > 16 {
             return Err(form);
         }
@@ -28,6 +30,7 @@ impl Pointer {
     pub(crate) fn find(&self, json: &[u8]) -> Result<Option<String>, serde_json::Error> {
         let mut deserializer = serde_json::Deserializer::from_slice(json);
         let found = At(&self.0).deserialize(&mut deserializer)?;
+        // Text after the document could be read differently by another parser.
         deserializer.end()?;
         Ok(found)
     }
@@ -60,8 +63,10 @@ impl<'de> Visitor<'de> for At<'_> {
         while let Some(is_it) = map.next_key_seed(Named(name))? {
             match is_it {
                 false => {
+                    // It is skipped in a loop, so 100,000 brackets do not overflow the stack.
                     map.next_value::<IgnoredAny>()?;
                 }
+                // Parsers disagree on which of two counts: the handler's could read another key than this one.
                 true if found.is_some() => {
                     return Err(Error::custom(format!("`{name}` stands twice")));
                 }
@@ -91,10 +96,12 @@ impl Visitor<'_> for Named<'_> {
     }
 
     fn visit_str<E: Error>(self, name: &str) -> Result<bool, E> {
+        // Names arrive without escapes, so `\u0069d` is `id` here, too.
         Ok(name == self.0)
     }
 }
 
+// There is no `visit_f64`: 1.0, 1e0 and 1 could become different keys of one number.
 struct Scalar;
 
 impl Visitor<'_> for Scalar {

@@ -25,6 +25,7 @@ macro_rules! profiles {
             #[must_use]
             pub fn profile(name: &str) -> Option<&'static str> {
                 match name {
+                    // Also without its feature: the error then names the feature, and not an unknown profile.
                     $($file => Some(include_str!(concat!("profiles/", $file, ".json"))),)*
                     _ => None,
                 }
@@ -116,6 +117,7 @@ impl Sender {
         })?;
         let description: Result<Description, _> = serde_json::from_str(file);
         let mut description = description.map_err(|error| wrong(error.to_string()))?;
+        // A profile has no URL in its file, because each user has another one.
         description.url = url.map(str::to_owned).or(description.url);
         description.sender().map_err(wrong)
     }

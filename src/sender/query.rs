@@ -9,6 +9,7 @@ impl Query<'_> {
         let pairs = self.0.split('&');
         pairs.filter_map(move |pair| {
             let (found, value) = pair.split_once('=').unwrap_or((pair, ""));
+            // Names are decoded, too: in `a=1&%61=2`, `a` occurs twice.
             let is_it = decode(found).is_some_and(|found| found == name.as_bytes());
             is_it.then(|| decode(value))
         })
@@ -22,6 +23,7 @@ impl Query<'_> {
     pub(super) fn only(&self, name: &str) -> Option<Vec<u8>> {
         let mut values = self.all(name);
         match (values.next(), values.next()) {
+            // Which of two counts depends on the parser, so neither does.
             (Some(value), None) => value,
             _ => None,
         }
@@ -38,6 +40,7 @@ fn decode(text: &str) -> Option<Vec<u8>> {
             b'%' => {
                 let digits = [bytes.next()?, bytes.next()?];
                 let mut byte = [0];
+                // `u8::from_str_radix` would take the sign in `%+1` for a part of the number.
                 base16ct::mixed::decode(digits, &mut byte).ok()?;
                 byte[0]
             }

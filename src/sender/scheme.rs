@@ -222,6 +222,7 @@ impl Scheme {
     /// Whether a header is signed, and alone but for the timestamp: of two texts in a row, an attacker could move the
     /// boundary.
     fn signs(&self, header: &HeaderName) -> bool {
+        // A moved boundary would change the time, too, which must keep its form and lie within its window.
         let mut free = self.free().filter(|piece| !self.is_time(piece));
         let first = free.next();
         let is_it = matches!(first, Some(Piece::Header(name)) if name == header);
@@ -241,6 +242,7 @@ impl Scheme {
     pub(super) fn signs_time(&self) -> bool {
         match self.timestamp.as_ref().map(|it| &it.at) {
             None => true,
+            // Whoever has the token writes any time beside it.
             Some(_) if self.algorithm == Algorithm::Token => false,
             Some(At::Body(_)) => true,
             Some(_) => self.free().any(|piece| self.is_time(piece)),
@@ -282,7 +284,9 @@ impl Scheme {
                     timestamps.check(value, now())?;
                     time = Some((name, value));
                 }
+                // The clock is read only here and above, since most senders sign no time.
                 At::Element(name) => timestamps.check(read.source(name)?, now())?,
+                // The body has not arrived yet: `check_body` follows after its verification.
                 At::Body(_) => {}
             }
         }
@@ -293,6 +297,7 @@ impl Scheme {
                 text.extend_from_slice(match piece {
                     Piece::Text(text) => text.as_bytes(),
                     Piece::Header(name) => match time {
+                        // It was looked up for its check above.
                         Some((at, value)) if at == name => value,
                         _ => only(headers, name)?,
                     },
@@ -323,6 +328,7 @@ impl Scheme {
         let mut is_missing = true;
         for name in &self.headers {
             let mut values = headers.get_all(name).iter();
+            // One header is enough, such as Box's primary signature without the secondary one.
             let Some(value) = values.next() else { continue };
             is_missing = false;
             if values.next().is_some() {
@@ -354,13 +360,16 @@ impl Scheme {
                 .push(self.decode(tag).ok_or(SignatureError::Malformed)?);
         }
         let Some(at) = element.iter().position(|&byte| byte == b'=') else {
+            // In a list, a piece without a name is skipped. A value alone must be a tag.
             return self.split.map(drop).ok_or(SignatureError::Malformed);
         };
         let (name, value) = (&element[..at], &element[at + 1..]);
         if self.split.is_none() {
             return Err(SignatureError::Malformed);
         }
+        // Other elements are not kept, such as `v1a` beside `v1`: a header of many costs no memory.
         if self.elements().any(|source| source.as_bytes() == name) {
+            // Two values for one element would leave open which one the sender signed.
             if read.sources.iter().any(|(other, _)| *other == name) {
                 return Err(SignatureError::Doubled);
             }
@@ -371,9 +380,11 @@ impl Scheme {
 
     fn decode(&self, tag: &[u8]) -> Option<Tag> {
         let lengths = match self.algorithm {
+            // A token is compared by its SHA-256 HMAC.
             Algorithm::Token | Algorithm::HmacSha256 => 32..=32,
             Algorithm::HmacSha1 => 20..=20,
             Algorithm::Ed25519 => 64..=64,
+            // DER of two integers: at least 2 + 2 * 3 bytes, and at most 2 + 2 * 35.
             Algorithm::EcdsaP256 => 8..=LONGEST_TAG,
         };
         let mut bytes = [0; LONGEST_TAG];
@@ -381,6 +392,7 @@ impl Scheme {
         let length = match self.coding {
             None if tag.is_empty() => return None,
             None => {
+                // A secret is kept only as a keyed state, so the token becomes a key, too: hashes are compared.
                 let hash = Hmac::<Sha256>::new_from_slice(tag).ok()?;
                 let hash = hash.chain_update(TOKEN).finalize().into_bytes();
                 bytes[..hash.len()].copy_from_slice(&hash);
@@ -405,6 +417,7 @@ impl Scheme {
         }) = &self.timestamp
             && let Ok(time) = HeaderValue::from_str(&unit.write(millis(now)))
         {
+            // The time of the delivery itself stays, as its other headers do.
             headers.entry(name).or_insert(time);
         }
     }
@@ -419,6 +432,7 @@ impl Scheme {
                 text.extend_from_slice(match piece {
                     Piece::Text(text) => text.as_bytes(),
                     Piece::Header(name) => only(headers, name).ok()?,
+                    // Profiles sign no element but the time.
                     Piece::Element(_) => time.as_bytes(),
                     Piece::Method => b"POST",
                 });
@@ -436,6 +450,7 @@ impl Scheme {
             Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
         };
         let mut value = String::new();
+        // The verification accepts any order. The time comes first, as Stripe and Paddle send it.
         if let (Some(split), Some(element)) = (self.split, self.elements().next()) {
             value = format!("{element}={}{}", self.time(now), char::from(split));
         }
@@ -499,6 +514,7 @@ pub(crate) fn find_first(
     pointers: &[Pointer],
     json: &[u8],
 ) -> Result<Option<String>, serde_json::Error> {
+    // The first error ends the search: a field of a wrong type must not lead to the next pointer.
     let mut found = pointers.iter().map(|pointer| pointer.find(json));
     found.find_map(Result::transpose).transpose()
 }

@@ -42,6 +42,7 @@ impl Unit {
 
 /// Up to 15 digits, without a sign.
 fn number(text: &[u8]) -> Option<i64> {
+    // 15 digits are milliseconds until the year 33658, and cannot overflow below.
     let is_number = !text.is_empty() && text.len() <= 15 && text.iter().all(u8::is_ascii_digit);
     is_number.then(|| {
         text.iter()
@@ -64,6 +65,7 @@ fn rfc3339(text: &[u8]) -> Option<i64> {
         Some(rest) => {
             let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
             let (fraction, zone) = rest.split_at(digits);
+            // `.5` is 500 ms: zeros follow the digits. More than three digits are checked and cut off.
             let first = [fraction, b"000"].concat();
             (number(fraction).and(number(&first[..3]))?, zone)
         }
@@ -77,7 +79,9 @@ fn rfc3339(text: &[u8]) -> Option<i64> {
         }
         _ => return None,
     };
+    // A day that its month lacks counts into the next one: the sender signed it, and the window still decides.
     let exists = (1..=12).contains(&month) && (1..=31).contains(&day);
+    // Second 60 is a leap second.
     if !exists || hour > 23 || minute > 59 || second > 60 {
         return None;
     }
@@ -91,6 +95,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     let month = (month + 9) % 12;
     365 * year + year.div_euclid(4) - year.div_euclid(100)
         + year.div_euclid(400)
+        // The days of the months before this one: 31, 30, 31, 30, 31 from March on, and again from August on.
         + (153 * month + 2) / 5
         + day
         - 719_469
@@ -98,6 +103,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
 
 /// The date of a day since 1970: the last one that does not begin after it.
 fn date(day: i64) -> (i64, i64, i64) {
+    // Years of 365 days count too many years, so the loop only goes back.
     let mut year = 1970 + day.div_euclid(365) + 1;
     while days(year, 1, 1) > day {
         year -= 1;
