@@ -62,6 +62,7 @@ struct Counted {
 }
 
 impl Counted {
+    // Whole steps, so that a byte now and then does not make a body fast.
     fn note(&mut self, length: usize) {
         if length / STEP > self.steps {
             self.steps = length / STEP;
@@ -88,13 +89,16 @@ impl Large {
     fn make_room(&mut self, more: usize, number: u64, limit: usize) -> bool {
         let now = Instant::now();
         while self.used + more > limit {
+            // A body that holds nothing frees nothing. This body competes, too, or it would displace faster ones.
             let could_end = self
                 .bodies
                 .iter_mut()
                 .filter(|(other, body)| **other == number || body.taken > 0 && !body.is_given_up);
+            // `max_by_key` takes the last of equals: reversed, that is the oldest body.
             match could_end.rev().max_by_key(|(_, body)| body.cost(now)) {
                 Some((slowest, body)) if *slowest != number => {
                     body.is_given_up = true;
+                    // Its task answers with 503 and frees the memory, although its sender stays silent.
                     body.waker.wake_by_ref();
                     self.used -= body.taken;
                     self.ending += body.taken;
@@ -118,6 +122,7 @@ impl Budget {
 
     pub(super) fn used(&self) -> usize {
         let large = lock(&self.large);
+        // What was given up takes memory until its task has run.
         large.used + large.ending
     }
 
@@ -160,10 +165,12 @@ impl Share {
         } = self.budget;
         let counted = bytes.saturating_sub(uncounted);
         let more = counted.saturating_sub(self.taken);
+        // Small bodies, the usual ones, take no lock.
         if more == 0 {
             return Ok(());
         }
         let mut large = lock(&self.budget.large);
+        // Numbers grow, so the map has the bodies in the order in which they began to count.
         let number = *self.number.get_or_insert(large.next);
         large.next = large.next.max(number + 1);
         let body = large.bodies.entry(number).or_insert_with(|| Counted {
@@ -220,6 +227,7 @@ impl Bounds {
     fn time(&self, declared: Option<u64>) -> Duration {
         let length = declared.unwrap_or(self.max_body as u64);
         let time = LEAST_TIME + Duration::from_millis(length.saturating_mul(1000) / PACE);
+        // With a larger `max_body`, a claimed length alone would buy time: 1 GiB is 9 hours.
         time.min(self.timeout)
     }
 }
@@ -245,6 +253,7 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
         bounds: &Bounds,
         hashing: Hashing,
     ) -> Result<Self, Refusal> {
+        // Header and body can disagree where a layer outside has replaced the body.
         if declared.unwrap_or(0).max(body.size_hint().lower()) > bounds.max_body as u64 {
             return Err(Refusal::BodyTooLarge {
                 limit: bounds.max_body,
@@ -278,6 +287,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
         let mut this = self.project();
         let mut slice = SLICE;
         if let Some(content) = this.content {
+            // First, so that a body that was given up is not hashed on.
             content.share.check(content.bytes.len(), cx)?;
         }
         while let Some(content) = this.content {
@@ -285,6 +295,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
                 cx.waker().wake_by_ref();
                 break;
             }
+            // Hashed before the next frame is taken, so that no more than a slice is done at a time.
             let hashed = content.hash(slice);
             slice -= hashed;
             if hashed > 0 {
@@ -296,6 +307,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
             }
             match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
+                    // Trailers are dropped, since no sender signs them.
                     if let Ok(mut data) = frame.into_data() {
                         content.push(data.copy_to_bytes(data.remaining()), cx)?;
                     }
@@ -309,6 +321,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
             }
         }
 
+        // Also after a slice: a body that always has a next frame must end in time, too.
         ready!(this.limit.poll_unpin(cx));
         Poll::Ready(Err(Refusal::BodyTimeout {
             limit: this.limit.duration(),
@@ -358,6 +371,7 @@ impl Content {
             return Err(Refusal::malformed("it is longer than its `Content-Length`"));
         }
         if self.bytes.is_empty() {
+            // The server has allocated this frame already: it counts as much as it has bytes.
             self.share.grow(length, length, cx)?;
             self.bytes = Joined::Frame(frame);
             return Ok(());
@@ -368,6 +382,7 @@ impl Content {
                 frames.extend_from_slice(&frame);
             }
             full => {
+                // Counted before it is allocated.
                 self.share.grow(room, length, cx)?;
                 let mut frames = BytesMut::with_capacity(room);
                 frames.extend_from_slice(full);
@@ -414,6 +429,7 @@ impl Content {
                 "it is shorter than its `Content-Length`",
             ));
         }
+        // The length is checked first: a body that broke off is malformed (400), and not forged (401).
         let secret = self.hashing.verify(&bytes);
         let secret = secret.map_err(Refusal::InvalidSignature)?;
         Ok((bytes, secret))

@@ -16,6 +16,7 @@ pub(super) fn any<T>(
     candidates.into_iter().fold(false, |found, candidate| {
         #[cfg(test)]
         COMPARISONS.set(COMPARISONS.get() + 1);
+        // `||` would skip the rest after the first match.
         is_equal(candidate) | found
     })
 }

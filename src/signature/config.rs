@@ -18,6 +18,7 @@ pub(super) struct Config {
     pub(super) require_key: bool,
     /// The kinds that are passed on. `None` is all.
     pub(super) kept: Option<Arc<BTreeSet<EventKind>>>,
+    // All services of the layer share it: a flood is one flood, however many there are.
     pub(super) throttle: Arc<Throttle>,
     pub(super) observers: Observers,
 }

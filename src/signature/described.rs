@@ -28,6 +28,7 @@ impl Keyed {
     #[inline]
     pub(super) fn new(secret: &Secret, algorithm: Algorithm, coding: SecretCoding) -> Option<Self> {
         match algorithm {
+            // First: whoever knows a public key could make this tag, too.
             _ if secret.is_public() => None,
             Algorithm::Ed25519 | Algorithm::EcdsaP256 => None,
             Algorithm::HmacSha1 => Some(Self::Sha1(secret.keyed_sha1())),
@@ -57,6 +58,7 @@ impl Keyed {
             Self::Sha256(hash) => {
                 let own = hash.finalize();
                 any(candidates.iter(), |tag| {
+                    // `CtOutput` compares in constant time. The length is not secret, and `Scheme` has checked it.
                     Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
@@ -132,6 +134,7 @@ impl How {
     /// What is hashed of the body.
     fn part<'a>(&self, body: &'a [u8]) -> &'a [u8] {
         match self.algorithm {
+            // A token proves who sent the body, and not what is in it.
             Algorithm::Token => b"",
             _ => body,
         }
@@ -171,9 +174,11 @@ pub(super) fn verify(
     (scheme, claim): (&Scheme, Claim),
     body: &[u8],
 ) -> Result<usize, SignatureError> {
+    // The body is there, so one secret after another is compared, and no state per secret is kept.
     let index = signer(&secrets.current(), How::of(scheme), &claim, body);
     let index = index.ok_or(SignatureError::Wrong)?;
     if let Some(time) = scheme.body_time() {
+        // Only now: nothing parses a body before it is verified.
         time.check_body(body, sender.now())?;
     }
     Ok(index)
@@ -204,6 +209,7 @@ impl Checked {
         Self {
             first: checks.next().flatten(),
             rest: checks.collect(),
+            // The sender is cloned for its clock, and only where the time is in the body, as Linear's.
             body_time: scheme.body_time().map(|it| (it.clone(), sender.clone())),
             secrets: secrets.clone(),
             set,
@@ -229,6 +235,7 @@ impl Checked {
             }
             false => {
                 let set = self.secrets.current();
+                // The states are of the old set: a removed secret proves nothing, so all is hashed again.
                 let index = signer(&set, how, &claim, body);
                 (set, index)
             }

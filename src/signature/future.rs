@@ -132,12 +132,14 @@ where
                 } => {
                     let received = ready!(receive.poll(cx));
                     let Some((parts, inner)) = rest.take() else {
+                        // It is polled after its end: no panic, and no second run.
                         return Poll::Pending;
                     };
                     let read = received.and_then(|(body, secret)| {
                         read(body, secret, &parts.headers, config, span)
                     });
                     let response = match read {
+                        // Filtered after the verification, so that a forged delivery learns nothing about what is kept.
                         Ok(Read::Event(verified)) if config.keeps(&verified) => {
                             watch.verified(verified.delivery(), &parts);
                             let request = Some(verified.into_request(parts));
@@ -157,6 +159,7 @@ where
                     return Poll::Ready(Ok(response));
                 }
                 StateProj::Verified { inner, request } => {
+                    // Only verified deliveries wait for it: others cannot use up a concurrency limit.
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
                         span.finish(Decision::FAILED);
                         failed(watch);
@@ -214,6 +217,7 @@ fn refuse<B>(
     let row = refusal.row();
     let is_verified = refusal.is_of_verified_body();
     if is_verified && !config.authentication.is_unsigned() {
+        // It takes a signed body, so a stranger cannot flood the log.
         refusal.log(&row);
     } else {
         refusal.log_within(&config.throttle); // Anybody can cause it.
@@ -248,6 +252,7 @@ fn replied<B>(
     span.finish(match kind {
         Some(kind) => Decision::sent_as(&mut response, kind),
         None => {
+            // Not `sent_as`, which would call it verified: anybody can send a GET.
             response.extensions_mut().insert(Outcome::Handled);
             Decision::adopt(&mut response);
             Decision::name_of(&response)
@@ -268,6 +273,7 @@ fn challenge(
         return None;
     };
     let hmac = |text: &[u8]| {
+        // Not any secret of the set: the sender compares the answer with its own.
         let secret = config.authentication.secret(secret?)?;
         secret.sign_as(it.scheme(headers).secret, text)
     };
@@ -282,6 +288,7 @@ fn challenge(
 /// Reports an answer to the observer.
 #[inline]
 fn answered<B>(watch: &mut DeliveryWatch, response: &Response<B>) {
+    // Without an observer, a delivery pays nothing for the report.
     if !watch.is_observed() {
         return;
     }
@@ -337,6 +344,7 @@ fn read(
     config: &Config,
     span: &DeliverySpan,
 ) -> Result<Read, Refusal> {
+    // Before kind and key are read, which a challenge may lack.
     if let Some(reply) = challenge(&body, secret.as_ref(), headers, config) {
         return reply.map(Read::Challenge);
     }

@@ -15,7 +15,9 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusa
     let Some(value) = values.next() else {
         return Ok(None);
     };
+    // `parse` alone would accept `+1`.
     let is_number = !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
+    // Equal values are one length (RFC 9110, section 8.6). Different ones would let a proxy end the body elsewhere.
     if !is_number || values.any(|other| other != value) {
         return Err(Refusal::malformed("its `Content-Length` is not one number"));
     }
@@ -32,6 +34,7 @@ pub(super) fn kind_and_key(
     sender: &Sender,
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
+    // Checked after the verification, so that nobody gets this answer without a signed body.
     if !is_plain_json(headers) {
         return Err(Refusal::UnsupportedMediaType);
     }
@@ -103,6 +106,7 @@ fn described_key(
     };
     let found = match parts {
         [] => None,
+        // A header's value is kept as it is, and the server limits its length.
         [Place::Header(name)] => return key(headers, name),
         [only] => text(only)?,
         several => {
@@ -110,6 +114,7 @@ fn described_key(
             for part in several {
                 match text(part)?.filter(|text| !text.is_empty()) {
                     Some(text) => texts.push(text),
+                    // A key of fewer parts could be that of another event.
                     None => return Ok(None),
                 }
             }
@@ -142,6 +147,7 @@ fn of_chat(
     names: &Names,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
     let kind = kind(headers, &names.event)?;
+    // The event header is not signed. Other senders' types may have a slash, as Shopify's.
     if !kind.is_token() {
         return Err(Refusal::InvalidEventHeader);
     }
@@ -150,6 +156,7 @@ fn of_chat(
 
 fn is_plain_json(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
+    // Two content types would be two readings of one body.
     let (Some(value), None) = (types.next(), types.next()) else {
         return false;
     };
@@ -161,6 +168,7 @@ fn is_plain_json(headers: &HeaderMap) -> bool {
     essence
         .trim_ascii()
         .eq_ignore_ascii_case(b"application/json")
+        // The signature covers the bytes as they arrive, and nothing here decompresses them.
         && !headers.contains_key(CONTENT_ENCODING)
 }
 

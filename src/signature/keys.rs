@@ -31,6 +31,7 @@ pub(super) enum Verifying {
 
 impl Verifying {
     pub(super) fn parse(text: &[u8]) -> Result<Self, &'static str> {
+        // Before base64, which 64 hex digits are as well: 48 bytes, which are not a key.
         if text.len() == 64
             && let Ok(key) = base16ct::mixed::decode_vec(text).map(Zeroizing::new)
         {
@@ -78,7 +79,9 @@ impl Verifying {
         }
         Some(match self {
             Self::Ed25519(key) => {
+                // Decompressed for each delivery, since only the bytes are wiped on drop.
                 let key = ed25519::VerifyingKey::from_bytes(key).ok()?;
+                // A tag that cannot be right stays as `None`: all candidates count in `matches_one`.
                 let tags = tags.iter().map(|tag| stream(&key, tag));
                 Verification::Ed25519(tags.collect())
             }
@@ -145,6 +148,7 @@ impl Signing {
                 <&[u8; 64]>::try_from(&key[..]),
                 <&[u8; 32]>::try_from(&key[..]),
             ) {
+                // 64 bytes are the seed and its public key, which must belong together.
                 (Ok(pair), _) => ed25519::SigningKey::from_keypair_bytes(pair).ok(),
                 (_, Ok(seed)) => Some(ed25519::SigningKey::from_bytes(seed)),
                 _ => None,
@@ -159,6 +163,7 @@ impl Signing {
         let rest = der.strip_prefix(P256_PRIVATE)?;
         let scalar = rest
             .get(..32)
+            // The public key after it is not read: it follows from the scalar.
             .filter(|_| der.len() == P256_PRIVATE_LENGTH)?;
         ecdsa::SigningKey::from_slice(scalar)
             .ok()

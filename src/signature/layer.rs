@@ -45,6 +45,7 @@ impl SignatureLayer {
                 bounds: Bounds {
                     max_body: 1024 * 1024,
                     timeout: Duration::from_secs(10),
+                    // About 64 bodies of the largest size at a time.
                     budget: Budget::new(64 * 1024 * 1024, SenderPolicy::default().retry_every),
                 },
                 require_key: false,
@@ -72,10 +73,12 @@ impl SignatureLayer {
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or the token of its
     /// challenges is missing.
     pub fn sender(self, sender: Sender) -> Result<Self, ConfigError> {
+        // Here and not at the first delivery, which would be refused.
         sender.check()?;
         if let Authentication::Signed(secrets) = &self.config.authentication {
             check(&sender, secrets)?;
         }
+        // `Retry-After` asks for the time after which this sender retries anyway.
         let mut layer = self.sender_policy(sender.policy());
         layer.config.sender = sender;
         Ok(layer)

@@ -3,6 +3,7 @@
 use crate::sender::{Algorithm, Tags};
 
 #[derive(Clone)]
+// Without values, so that callers need no `cfg`: the compiler removes what they do with a key.
 pub(super) enum Verifying {}
 
 impl Verifying {

@@ -40,6 +40,7 @@ impl PublicKey {
     pub fn new(text: impl AsRef<str>) -> Result<Self, ConfigError> {
         let text = text.as_ref().as_bytes();
         let key = Verifying::parse(text).map_err(|reason| ConfigError::PublicKey { reason })?;
+        // The digest is that of the text: equal keys have one name in the log, and the secret below differs each time.
         let digest = Secret::new(text)?.digest();
         let unguessable = Secret::new(unguessable())?;
         Ok(Self(unguessable.with_public(key, digest)))
@@ -70,6 +71,7 @@ partial_debug!(PublicKey, |it| label = it.0.label());
 /// What stands in a [`Secret`] for the secret that a public key is not: should it ever be asked for a tag, nobody can
 /// have made an equal one.
 fn unguessable() -> Vec<u8> {
+    // std has no other source of random bits.
     let word = |_| RandomState::new().build_hasher().finish().to_be_bytes();
     (0..4).flat_map(word).collect()
 }

@@ -100,6 +100,7 @@ impl Refusal {
             | Self::BodyTimeout { .. }
             | Self::MalformedBody(_)
             | Self::InvalidSignature(_)
+            // Each variant is named, so that a new one cannot pass for verified, and be logged without a throttle.
             | Self::InvalidChallenge(_) => false,
             Self::UnsupportedMediaType
             | Self::InvalidEventHeader
@@ -145,6 +146,7 @@ impl Answer for Refusal {
 
     fn constant(&self) -> Option<&'static SharedError> {
         match self {
+            // A flood of forged deliveries ends here, so none of them allocates an error.
             Self::InvalidSignature(error) => Some(match error {
                 SignatureError::Missing => &Self::InvalidSignature(SignatureError::Missing),
                 SignatureError::Doubled => &Self::InvalidSignature(SignatureError::Doubled),

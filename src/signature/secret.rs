@@ -33,6 +33,7 @@ use crate::sender::SecretCoding;
 /// can be a public key, as one of two of 64 hex digits can, is kept as that, too.
 #[derive(Clone)]
 pub struct Secret {
+    // Apart from the others, since the chat platform's path needs no more, and copies it for each delivery.
     keyed: Hmac<Sha256>,
     others: Arc<Others>,
     digest: NonZeroU16,
@@ -55,9 +56,11 @@ impl Others {
     fn new(secret: &[u8]) -> Option<Self> {
         let keyed = |bytes: Vec<u8>| {
             let bytes = Zeroizing::new(bytes);
+            // HMAC accepts an empty key, such as that of `whsec_` alone, and anybody could sign with it.
             (!bytes.is_empty()).then(|| Hmac::new_from_slice(&bytes).ok())?
         };
         let base64 = secret.strip_prefix(b"whsec_").unwrap_or(secret);
+        // A secret may lack its `=`; a tag must have them (senders.md, "Stricter").
         let padding =
             GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
         let engine = GeneralPurpose::new(&STANDARD, padding);
@@ -67,6 +70,7 @@ impl Others {
             hex: base16ct::mixed::decode_vec(secret).ok().and_then(keyed),
             public: Verifying::parse(secret).ok(),
             private: Signing::parse(secret),
+            // 64 hex digits and base64 can also be a secret, so only the prefix tells.
             is_public: secret.starts_with(b"whpk_"),
         })
     }
@@ -192,6 +196,7 @@ impl Secret {
     pub(super) fn with_public(self, key: Verifying, digest: NonZeroU16) -> Self {
         let others = Others {
             sha1: self.keyed_sha1(),
+            // Nothing is left that could make a tag under the key's text: `self` is an unguessable secret.
             base64: None,
             hex: None,
             public: Some(key),
@@ -236,6 +241,7 @@ fn tag(keyed: Hmac<Sha256>, body: &[u8]) -> String {
 fn digest(keyed: Hmac<Sha256>) -> NonZeroU16 {
     let tag = keyed.chain_update(b"tower-webhook: the label of a secret");
     let tag = tag.finalize().into_bytes();
+    // 0 becomes 1, which costs nothing: the digest only has to distinguish a few secrets.
     NonZeroU16::new(u16::from_be_bytes([tag[0], tag[1]])).unwrap_or(NonZeroU16::MIN)
 }
 
@@ -259,6 +265,7 @@ partial_debug!(Secret, |it| label = it.label);
 /// # }
 /// ```
 #[derive(Clone)]
+// Each delivery reads the set, and hardly anything replaces it: readers take no lock.
 pub struct Secrets(Arc<ArcSwap<Vec<Secret>>>);
 
 impl Secrets {
@@ -329,6 +336,7 @@ impl Secrets {
             .map_err(failed)?;
         let invalid = |what: &str| failed(io::Error::new(ErrorKind::InvalidData, what));
         let mut secrets = Vec::new();
+        // Editors on Windows write a byte order mark, which would be a part of the first secret.
         for line in text.trim_start_matches('\u{feff}').lines() {
             if !line.is_empty() && line.trim().is_empty() {
                 return Err(invalid("a line of it is only white space"));
@@ -365,6 +373,7 @@ impl Secrets {
 
     /// Whether a set is still the current one.
     pub(super) fn is_current(&self, set: &Arc<Vec<Secret>>) -> bool {
+        // The caller's `set` keeps its address in use, so an equal address is the same set. `load` counts no reference.
         Arc::ptr_eq(set, &self.0.load())
     }
 }

@@ -77,6 +77,7 @@ impl<S: Clone> Signature<S> {
         sender.check()?;
         check(&sender, &secrets)?;
         let mut config = Config::clone(&self.config);
+        // Limits, throttle and observers are shared with the old service, which still answers what it has begun.
         config.authentication = Authentication::Signed(secrets);
         config.sender = sender;
         Ok(Self::new(self.inner.clone(), Arc::new(config)))
@@ -103,6 +104,7 @@ where
             Ok(receive) => ResponseFuture::receive(
                 receive,
                 parts,
+                // The clone waits until it is ready, after the verification. So `self.inner` needs no `poll_ready`.
                 self.inner.clone(),
                 Arc::clone(&self.config),
             ),
@@ -120,6 +122,7 @@ fn receive<B>(parts: &Parts, body: B, config: &Config) -> Result<Receive<B>, Ref
 where
     B: Body<Error: Into<BoxError>>,
 {
+    // Whatever the head alone can refuse is refused before the body is read.
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
     }
@@ -131,6 +134,7 @@ where
 
 /// The answer to a refused request after all, if it is a challenge that is sent with GET.
 fn challenge(refusal: Refusal, parts: &Parts, sender: &Sender) -> Result<Reply, Refusal> {
+    // Only after a refusal: a delivery never pays for the look-up.
     if parts.method != Method::GET {
         return Err(refusal);
     }

@@ -66,11 +66,13 @@ impl Sender {
 pub(super) fn check(sender: &Sender, secrets: &Secrets) -> Result<(), ConfigError> {
     let current = secrets.current();
     let Form::Described(it) = sender.form() else {
+        // The chat platform's secret may be any text, but whoever knows a public key could sign with it.
         return match current.iter().any(Secret::is_public) {
             true => Err(sender.is_wrong("it signs with a secret, not with a public key")),
             false => Ok(()),
         };
     };
+    // Families differ only in the names of their headers.
     let scheme = &it.schemes()[0];
     let suits = |secret: &Secret| match scheme.algorithm.is_asymmetric() {
         true => secret

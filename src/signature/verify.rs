@@ -19,6 +19,7 @@ pub(super) fn claimed_tag(
     let mut values = headers.get_all(name).iter();
     let value = values.next().ok_or(SignatureError::Missing)?;
     match values.next() {
+        // A proxy and this crate could each look at another one.
         Some(_) => Err(SignatureError::Doubled),
         None => parse_tag(value.as_bytes()),
     }
@@ -59,6 +60,7 @@ impl Matched {
 
 impl Tags {
     pub(super) fn new(secrets: &Secrets) -> Self {
+        // The first secret is apart from the rest, so that a set of one, the usual one, allocates nothing.
         let set = secrets.current();
         let first = set[0].keyed(); // A set is never empty.
         let rest = set[1..].iter().map(Secret::keyed).collect();
@@ -90,6 +92,7 @@ impl Tags {
         let mut matched = self.first.verify_slice(claimed).ok().map(|()| 0);
         for (index, tag) in (1..).zip(self.rest) {
             let this = tag.verify_slice(claimed).ok().map(|()| index);
+            // `this` is computed in any case. The first match has the name in the log.
             matched = matched.or(this);
         }
         let index = matched.ok_or(SignatureError::Wrong)?;
@@ -187,6 +190,7 @@ impl Authentication {
         let current = secrets.current();
         let secret = current
             .iter()
+            // By its digest: the set may have been replaced after the verification, and another index be its own.
             .find(|secret| secret.digest() == matched.digest);
         secret.cloned()
     }
@@ -225,6 +229,7 @@ impl Hashing {
                 Ok(Self::Chat(Tags::new(secrets), claimed))
             }
             Form::Described(it) => {
+                // The head is read first, so that a stale or malformed one begins no hash per secret.
                 let claim = it.claim(method, headers, || sender.now())?;
                 Ok(Self::Described(Box::new(Checked::new(
                     secrets, sender, claim,
