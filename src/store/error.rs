@@ -105,6 +105,7 @@ impl Error for SettleError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::LeaseExpired => None,
+            // Its text is already shown, so the chain goes on with its cause.
             Self::Store(error) => error.source(),
         }
     }

@@ -42,6 +42,7 @@ impl EventKey {
     ) -> Self {
         // No namespace is 2^56 bytes long, so the first byte of its length is free for the space.
         let prefix = (space as u64) << 56 | namespace.len() as u64;
+        // The length in front keeps (`a`, `bc`) apart from (`ab`, `c`).
         let key = Sha256::new()
             .chain_update(prefix.to_be_bytes())
             .chain_update(namespace)
@@ -136,6 +137,7 @@ impl Identity {
         let key = delivery.key()?.as_bytes();
         let body = BodyDigest::of(delivery.body());
         let outside = delivery.namespace().unwrap_or_default();
+        // The length keeps `a` in `bc` apart from `ab` in `c`, as above.
         let namespace = format!("{}:{outside}{namespace}", outside.len());
         let space = KeySpace::Transactions;
         Some(EventKey::in_space(space, &namespace, key, body))

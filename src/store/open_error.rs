@@ -63,6 +63,7 @@ impl fmt::Display for OpenError {
 
 impl Error for OpenError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
+        // The error itself is already shown.
         self.error.source()
     }
 }

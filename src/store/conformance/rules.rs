@@ -22,6 +22,7 @@ use crate::store::{Claim, EventKey, Fence, KeyState, Lease, Store};
 pub async fn run<H: Harness>(harness: &H) {
     macro_rules! rules {
         ($($rule:ident)*) => {
+            // At once, since a rule mostly waits, and no two rules use the same key.
             tokio::join!($(named("store", stringify!($rule), $rule(harness))),*);
         };
     }
@@ -76,9 +77,11 @@ pub async fn one_claim_wins<H: Harness>(harness: &H) {
 pub async fn no_claim_wins_after_completion<H: Harness>(harness: &H) {
     let handles = handles(harness, 4).await;
     let mut keys = Keys::new("no claim wins after completion");
+    // The race is short: one round would rarely hit it.
     for _ in 0..64 {
         let id = keys.next();
         let lease = acquired(&*handles[0], &id, HELD, HELD).await;
+        // One more for the completion, which races with the claims.
         let start = Arc::new(Barrier::new(handles.len() + 1));
         let rivals: Vec<_> = handles
             .iter()
@@ -89,6 +92,7 @@ pub async fn no_claim_wins_after_completion<H: Harness>(harness: &H) {
                     start.wait().await;
                     loop {
                         match ok(store.claim(&id, HELD, HELD).await, "claim") {
+                            // A single thread would otherwise never come to the completion.
                             Claim::InFlight { .. } => tokio::task::yield_now().await,
                             Claim::Done { .. } => break,
                             Claim::Acquired(_) => panic!("a key was claimed while it completed"),
@@ -177,6 +181,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
     let mut keys = Keys::new("bodies are compared");
     let (id, other) = keys.two_bodies();
 
+    // A body whose run failed must not be compared later.
     let failed = acquired(&store, &other, HELD, HELD).await;
     ok(store.release(&failed).await, "release");
 
@@ -226,6 +231,7 @@ pub async fn fences_protect<H: Harness>(harness: &H) {
         others.fence(),
         Fence(!fence),
         Fence(fence.wrapping_add(1)),
+        // A store that compares only the lower 64 bits would accept these two.
         Fence(fence ^ (1 << 127)),
         Fence(fence ^ (1 << 64)),
     ] {
@@ -271,6 +277,7 @@ pub async fn fences_never_repeat<H: Harness>(harness: &H) {
 
     for round in 0..4 {
         for store in &handles {
+            // Remembered for `SHORT` only: a store that counts fences in the key's record would begin again.
             let lease = acquired(&**store, &id, HELD, SHORT).await;
             remember(&lease);
             ok(store.release(&lease).await, "release");
@@ -336,6 +343,7 @@ pub async fn renewal_counts_from_now<H: Harness>(harness: &H) {
     let longer = keys.next();
     let lease = acquired(&store, &longer, BRIEF, HELD).await;
     ok(store.renew(&lease, HELD).await, "renew");
+    // Longer than the lease that was claimed, which the renewal has replaced.
     sleep(BRIEF + SHORT).await;
     in_flight(&store, &longer).await;
     ok(
@@ -411,6 +419,7 @@ pub async fn attempts_are_counted<H: Harness>(harness: &H) {
     let lease = acquired(&store, &released, HELD, SHORT).await;
     ok(store.release(&lease).await, "release");
     acquired(&store, &expired, SHORT, SHORT).await;
+    // Enough whether the time counts from the claim or from the end of the lease.
     sleep(2 * SHORT).await;
     for id in [released, expired] {
         free_before_long(&store, &id, "a lease").await;
@@ -428,6 +437,7 @@ pub async fn attempts_are_counted<H: Harness>(harness: &H) {
 pub async fn handles_share_everything<H: Harness>(harness: &H) {
     let mut keys = Keys::new("handles share everything");
     let (id, failed) = (keys.next(), keys.next());
+    // The handle ends with the block, so that nothing is kept in it alone.
     let (lease, release) = {
         let store = harness.open().await;
         let lease = acquired(&store, &id, HELD, HELD).await;
@@ -464,6 +474,7 @@ pub async fn keys_never_meet<H: Harness>(harness: &H) {
         format!("keys never meet {run}"),
         format!("keys never meet {run} too"),
     ];
+    // Bytes that end, escape or are not text, and lengths around those of columns and buffers.
     let bytes = (0..=u8::MAX).map(|byte| vec![byte]);
     let lengths = (1..=16).flat_map(|power| {
         let length = 1 << power;
@@ -509,6 +520,7 @@ pub async fn durations_have_no_limits<H: Harness>(harness: &H) {
 
     let store = harness.open().await;
     let mut keys = Keys::new("durations have no limits");
+    // Added to the present, the second one exceeds every type of time: a store has to limit it.
     for long in [Duration::from_secs(u32::MAX.into()), Duration::MAX] {
         let id = keys.next();
         let first = acquired(&store, &id, long, long).await;

@@ -22,12 +22,14 @@ pub async fn named(subject: &str, rule: &str, check: impl Future<Output = ()>) {
     let Err(panic) = AssertUnwindSafe(check).catch_unwind().await else {
         return;
     };
+    // `panic!` with arguments has a `String`, and without any a `&str`.
     let message = match panic.downcast_ref::<String>() {
         Some(message) => Some(message.as_str()),
         None => panic.downcast_ref::<&str>().copied(),
     };
     match message {
         Some(message) => panic!("the {subject} breaks the rule `{rule}`: {message}"),
+        // It has no text that a rule could be added to.
         None => resume_unwind(panic),
     }
 }
@@ -39,6 +41,7 @@ pub async fn abandon<F: Future>(future: F, mut polls: u32) {
         if polls == 0 || future.as_mut().poll(cx).is_ready() {
             return Poll::Ready(());
         }
+        // After the last poll, the future is dropped at the await that it has reached.
         polls -= 1;
         if polls == 0 {
             return Poll::Ready(());
@@ -77,6 +80,7 @@ impl Keys {
 pub fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    // Random, since other runs use the same server, and counted, since rules run at once.
     format!("{:016x} {count}", RandomState::new().hash_one(count))
 }
 
@@ -89,6 +93,7 @@ pub(super) async fn handles<H: Harness>(harness: &H, count: usize) -> Vec<Arc<H:
 }
 
 pub(super) async fn one_winner<S: Store>(handles: &[Arc<S>], id: EventKey, what: &str) -> Lease {
+    // All claims begin together: tasks that are spawned one by one would mostly come one after another.
     let start = Arc::new(Barrier::new(RIVALS));
     let claims: Vec<_> = (0..RIVALS)
         .map(|at| {
@@ -142,6 +147,7 @@ pub(super) async fn acquired<S: Store>(
 pub(super) async fn in_flight<S: Store>(store: &S, id: &EventKey) -> Duration {
     let sane = |remaining: Duration| {
         assert!(
+            // The lower half leaves 30 s for a slow machine. More than `HELD` shows a renewal that was to be refused.
             remaining > HELD / 2 && remaining <= HELD,
             "a lease of {HELD:?} that was just taken or renewed remains for {remaining:?}"
         );
@@ -151,6 +157,7 @@ pub(super) async fn in_flight<S: Store>(store: &S, id: &EventKey) -> Duration {
         Claim::InFlight { remaining, .. } => sane(remaining),
         claim => panic!("a key in flight was not found so: {claim:?}"),
     };
+    // `claim` and `peek` may be different statements, so both are asked.
     match ok(store.peek(id).await, "peek") {
         KeyState::InFlight { remaining } => sane(remaining),
         state => panic!("a key in flight looks {state:?}"),
@@ -193,11 +200,13 @@ pub(super) async fn free_before_long<S: Store>(store: &S, id: &EventKey, what: &
 /// Asserts that the lease can neither be renewed nor settled.
 pub(super) async fn refuses<S: Store>(store: &S, lease: &Lease, what: &str) {
     for (operation, result) in [
+        // Longer than `HELD`, so that `in_flight` notices a call that took effect.
         ("renewed", store.renew(lease, 2 * HELD).await),
         ("completed", store.complete(lease, 2 * HELD).await),
         ("released", store.release(lease).await),
     ] {
         match result {
+            // A run stops at this error, and tries again after any other.
             Err(SettleError::LeaseExpired) => {}
             Ok(()) => panic!("{what} could be {operation}"),
             Err(error) => panic!("{what}, {operation}, failed: {}", Chain(&error)),
