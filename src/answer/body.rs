@@ -72,6 +72,7 @@ impl<B> ResponseBody<B> {
         if let Some(content_type) = content_type {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         }
+        // An echoed text comes from the request. Without this header, a browser could take it for HTML.
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         response
     }
@@ -123,6 +124,7 @@ impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
 
     fn size_hint(&self) -> SizeHint {
         match &self.inner {
+            // An exact size lets hyper send `Content-Length`, and not chunks.
             Inner::Answer { body } => body.size_hint(),
             Inner::Service { body } => body.size_hint(),
         }

@@ -47,6 +47,7 @@ pub struct Decision {
 #[derive(Clone, Debug)]
 enum What {
     Ended(Outcome),
+    // The name is beside the refusal, whose type is erased: rooms above have their own types.
     Refused(&'static str, Refused),
 }
 
@@ -117,6 +118,7 @@ impl Decision {
     pub(super) fn ended(outcome: Outcome) -> Self {
         Self {
             what: What::Ended(outcome),
+            // The signature's layer fills in kind and verification later, in `sent_as`.
             kind: None,
             is_verified: false,
             is_inserted: false,
@@ -140,6 +142,7 @@ impl Decision {
     /// Turns an outcome that a service of another crate inserted into a decision, and logs it.
     pub(crate) fn adopt<B>(response: &mut Response<B>) {
         if let Some(outcome) = response.extensions_mut().remove::<Outcome>() {
+            // The service inserted it without the log line that answers of this crate have.
             outcome.log(&outcome.row());
             let decision = Self {
                 is_inserted: true,
@@ -154,11 +157,13 @@ impl Decision {
     pub(crate) fn completes<B>(response: &Response<B>) -> bool {
         let status = response.status();
         match Self::of(response).map(|decision| (decision, &decision.what)) {
+            // A layer that rewrote the status has the last word: the sender acts on that, not on the outcome.
             Some((decision, What::Ended(outcome)))
                 if decision.is_inserted || outcome.row().status == status =>
             {
                 outcome.completes()
             }
+            // The sender retries after any other status, so the key must be free then.
             _ => status.is_success(),
         }
     }
@@ -197,6 +202,7 @@ impl Decision {
     pub(crate) fn outcome_of<B>(response: &Response<B>) -> Outcome {
         match Self::of(response).map(|decision| &decision.what) {
             Some(What::Ended(outcome)) => outcome.clone(),
+            // An inner layer of this crate refused it: for an observer, the attempt failed.
             Some(What::Refused(name, _)) => Outcome::failed(*name),
             None => outcome_by(response.status()),
         }

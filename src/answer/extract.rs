@@ -24,6 +24,7 @@ impl<S: Sync> FromRequestParts<S> for RawDelivery {
     type Rejection = DeliveryRejection;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, DeliveryRejection> {
+        // Nothing outside this crate can make a `Verified`, so an extension is proof enough.
         match parts.extensions.get::<Verified>() {
             Some(verified) => Ok(verified.delivery().clone()),
             None => Err(DeliveryRejection(Reason::NotVerified)),
@@ -44,8 +45,10 @@ impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
     type Rejection = DeliveryRejection;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, DeliveryRejection> {
+        // The verified bytes are in the extensions, so the body is not read again.
         let (mut parts, _) = request.into_parts();
         let raw = RawDelivery::from_request_parts(&mut parts, state).await?;
+        // An acknowledgement would lose the event: the right handler never gets it.
         if *raw.kind() != E::KIND {
             return Err(DeliveryRejection(Reason::AnotherKind(AnotherKind {
                 delivered: raw.kind().clone(),
@@ -84,6 +87,7 @@ impl Answer for AnotherKind {
         let reason = format_args!(
             "the event is `{}`, and the handler at this URL takes `{handled}`: \
              change the webhook's URL in the partner portal",
+            // The text is the sender's, and may be long.
             Short(delivered)
         );
         log_refusal(row.name, &reason);

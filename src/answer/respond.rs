@@ -21,6 +21,7 @@ pub(super) fn respond(
 ) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(row.problem));
     *response.status_mut() = row.status;
+    // A success has an empty body, and so no type.
     if row.status != StatusCode::OK {
         headers.insert(
             CONTENT_TYPE,
@@ -56,6 +57,7 @@ where
 {
     let row = refusal.row();
     let mut response = respond(&refusal, &row, headers);
+    // A flood of refusals makes no `Arc`.
     let refusal = match refusal.constant() {
         Some(refusal) => Refused::Constant(refusal),
         None => Refused::Shared(Arc::new(refusal)),

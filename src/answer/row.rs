@@ -32,6 +32,7 @@ macro_rules! row {
             name: $name,
             status: ::http::StatusCode::$status,
             detail: $detail,
+            // `concat!` takes only literals, so each row spells out code and title. A test compares them.
             problem: concat!(
                 r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/docs/responses/#"#,
                 $name,
@@ -72,6 +73,7 @@ pub(crate) type SharedError = dyn Error + Send + Sync;
 pub(crate) fn log_refusal(outcome: &'static str, reason: &dyn fmt::Display) {
     tracing::warn!(
         outcome,
+        // As a string, which the log quotes and escapes: a reason may quote the request.
         reason = reason.to_string(),
         "the delivery was refused"
     );
@@ -81,5 +83,6 @@ pub(crate) fn insert_retry_after(headers: &mut HeaderMap, delay: Duration) {
     // Rounded up, so that no retry comes too early.
     let part = u64::from(delay.subsec_nanos() > 0);
     let seconds = delay.as_secs().saturating_add(part);
+    // 0 would ask for a retry at once.
     headers.insert(RETRY_AFTER, seconds.max(1).into());
 }

@@ -20,6 +20,7 @@ impl Answer for Outcome {
             Self::Filtered            => row!("filtered", OK),
             Self::Discarded(_)        => row!("discarded", OK),
             Self::DeadLetter(_)       => row!("dead-letter", OK),
+            // `reject_unhandled` and a wrong URL want a retry, so the status is not 2xx.
             Self::Unhandled           => row!("unhandled", NOT_FOUND 404 "Not Found", "This receiver does not handle this kind of event."),
             Self::Undecodable(_)      => row!("undecodable", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body is not the JSON object that this event should carry."),
             Self::Failed { .. }       => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
@@ -27,8 +28,10 @@ impl Answer for Outcome {
             Self::Panicked(_)         => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::TimedOut { .. }     => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost           => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
+            // Only a worker's attempts end like this and the next: they have rows because every outcome has one.
             Self::Crashed { .. }      => row!("crashed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event could not be handled."),
             Self::Interrupted         => row!("interrupted", SERVICE_UNAVAILABLE 503 "Service Unavailable", "This receiver stops."),
+            // Not 200: the run in progress may still fail, and then only a retry handles the event.
             Self::InFlight { .. }     => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
             Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of this receiver is unavailable."),
             Self::NotRecorded(_)      => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
@@ -81,6 +84,7 @@ impl Answer for Outcome {
                 reason = Chain(reason.as_ref()).to_string(),
                 "the handler failed; the event is handled on the platform's next retry"
             ),
+            // The handler asked for it, so it is neither a warning nor an error.
             Self::Snoozed { delay } => tracing::info!(
                 outcome,
                 ?delay,
