@@ -15,6 +15,7 @@ use crate::verified::Verified;
 
 pub(super) struct Claims<St: Store> {
     key: Option<HeldLease<St>>,
+    // Boxed, since most layers have no replay guard, and the future of a run is better small.
     body: Option<Box<HeldLease<St>>>,
 }
 
@@ -32,12 +33,14 @@ impl<St: Store> Claims<St> {
         let Identity { key, guard } =
             Identity::of(verified.delivery(), namespace, rules.replay_guard);
         if let Some(id) = key {
+            // The key first: a retry has the same one, and then costs no claim on the body.
             claims.key = claim(leases, rules, id, Claimant::Key).await?;
         }
         if let Some(id) = guard {
             match claim(leases, rules, id, Claimant::Body).await {
                 Ok(held) => claims.body = held.map(Box::new),
                 Err(not_claimed) => {
+                    // Released before the answer, so that a retry finds the key free.
                     claims.release().await;
                     return Err(not_claimed);
                 }
@@ -59,6 +62,7 @@ impl<St: Store> Claims<St> {
     /// Is ready when a lease is lost.
     pub(super) fn lost(&mut self) -> impl Future<Output = Outcome> {
         poll_fn(
+            // Each that is not lost registers its waker.
             |cx| match self.held().any(|held| held.poll_lost(cx).is_ready()) {
                 true => Poll::Ready(Outcome::LeaseLost),
                 false => Poll::Pending,
@@ -69,6 +73,7 @@ impl<St: Store> Claims<St> {
     pub(super) async fn complete(&mut self) -> Result<(), Outcome> {
         let mut result = Ok(());
         for held in self.held() {
+            // Both are completed, even if the first fails: each alone stops a second run.
             result = result.and(held.complete().await);
         }
         result
@@ -121,6 +126,7 @@ async fn claim<St: Store>(
                 Err(NotClaimed::Ended(Outcome::Replayed))
             }
         },
+        // A warning for each: the event may be handled twice.
         Err(error) if rules.handle_without_store => {
             tracing::warn!(
                 reason = Chain(&error).to_string(),
@@ -138,6 +144,7 @@ async fn claim<St: Store>(
 /// The refusal of a key that was used with another body, or of a body that was used with another key.
 fn conflict(rules: Rules, of: Claimant, same: bool) -> Option<Refusal> {
     match of {
+        // The same key and body are a retry, whatever the rules are.
         _ if same => None,
         Claimant::Body => Some(Refusal::BodyReplayed),
         Claimant::Key => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),

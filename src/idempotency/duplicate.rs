@@ -81,17 +81,21 @@ impl OtherRun {
     ) -> Result<Outcome, Refusal> {
         let give_up = Instant::now() + leases.limits.in_flight_wait;
         let mut remaining = self.remaining;
+        // A short run is noticed soon, and a long one costs the store four calls a second.
         let mut pause = Duration::from_millis(5);
         while Instant::now() < give_up {
+            // The last look is exactly at the limit.
             sleep_until(give_up.min(Instant::now() + pause)).await;
             pause = (2 * pause).min(Duration::from_millis(250));
             match leases.peek(&self.id).await {
                 Ok(KeyState::Done) => return self.conflict.map_or(Ok(Outcome::Replayed), Err),
                 Ok(KeyState::Free) => {
+                    // The other run failed. This delivery does not take over: a retry is asked for after a second.
                     remaining = Duration::ZERO;
                     break;
                 }
                 Ok(KeyState::InFlight { remaining: left }) => remaining = left,
+                // The next look may succeed, so the wait goes on.
                 Err(error) => {
                     tracing::debug!(
                         reason = Chain(&error).to_string(),
@@ -100,6 +104,7 @@ impl OtherRun {
                 }
             }
         }
+        // A key that became free was not this delivery's own claim.
         if self.is_inside_another && !remaining.is_zero() {
             return Ok(Outcome::failed(
                 "an `IdempotencyLayer` around this one claimed the same delivery: if both use one store and \

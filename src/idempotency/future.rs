@@ -53,15 +53,18 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
         loop {
             // Taken out, so that a future that panics is never polled again.
             match mem::replace(&mut this.state, State::Ended) {
+                // Before the first poll: from here on, a claim may exist, so dropping must not end the run.
                 State::New(run) => this.state = State::Running(run),
                 State::Running(mut run) => match run.as_mut().poll(cx) {
                     Poll::Ready(Ended::Answered(result)) => return Poll::Ready(result),
                     Poll::Ready(Ended::InFlight(other)) => {
+                        // A future of its own: it holds no claim, so it ends with its client.
                         let outcome = other.outcome(Arc::clone(&this.leases));
                         this.state = State::Waiting(Box::pin(outcome));
                     }
                     Poll::Pending => {
                         this.state = State::Running(run);
+                        // Noted here, since another span may be current when the future is dropped.
                         this.span.get_or_insert_with(DeliverySpan::current);
                         return Poll::Pending;
                     }
@@ -76,6 +79,7 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                         Err(refusal) => refuse(refusal),
                     }));
                 }
+                // It is polled after its end, or after a panic.
                 State::Ended => return Poll::Pending,
             }
         }
@@ -90,6 +94,7 @@ impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
             let span = span.clone();
             self.leases.observers.observe(&Observation::Detached);
             self.leases.runs.adopt(async move {
+                // Without a client, nobody waits for another run's outcome.
                 if let Ended::Answered(result) = run.await {
                     span.finish(result.as_ref().map_or(Decision::FAILED, Decision::name_of));
                 }

@@ -241,6 +241,7 @@ impl<St: Store> IdempotencyLayer<St> {
     }
 
     fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
+        // Checked at each change, so that the error names the call that is wrong.
         self.leases.limits.change(set)?;
         Ok(self)
     }
@@ -250,6 +251,7 @@ impl<S, St: Clone> Layer<S> for IdempotencyLayer<St> {
     type Service = Idempotency<S, St>;
 
     fn layer(&self, inner: S) -> Idempotency<S, St> {
+        // A clone has the same runs and renewals: `runs` drains those of each service.
         Idempotency::new(inner, Arc::new(self.leases.clone()), self.rules)
     }
 }

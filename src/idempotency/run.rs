@@ -79,10 +79,12 @@ where
     let delivery = request.body().delivery();
     let watch = AttemptWatch::new(&leases.observers, delivery, None);
     let work = async move {
+        // Within the time limit: a service that is never ready must not keep the claim.
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await
     };
     let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
+    // The duration is the handler's, without the settlement.
     let watch = watch.stop();
     let mut completed = completes(&mut attempted);
     let settled = match completed {
@@ -95,8 +97,10 @@ where
         None => Ok(()),
     };
     if settled.is_err() {
+        // A settlement that failed is not reported as one.
         completed = None;
     }
+    // A success that could not be recorded is answered with 503, and the sender tries again.
     let ended = settled.and(attempted);
     if watch.is_observed() {
         let outcome = match &ended {
@@ -119,6 +123,7 @@ fn completes<B, E>(attempted: &mut Result<Result<Response<B>, E>, Outcome>) -> O
     let response = match attempted {
         Ok(Ok(response)) => response,
         Err(Outcome::LeaseLost) => return None,
+        // Errors and panics too: the next delivery may succeed.
         Ok(Err(_)) | Err(_) => return Some(false),
     };
     Decision::adopt(response);

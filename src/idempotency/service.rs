@@ -48,9 +48,11 @@ where
     }
 
     fn call(&mut self, request: Request<Verified>) -> Self::Future {
+        // The run polls the clone until it is ready, so `self.inner` is never reserved.
         let inner = self.inner.clone();
         let leases = Arc::clone(&self.leases);
         let run = run(leases, self.rules, inner, Box::new(request));
+        // Boxed, so that `Drop` can move a run that has begun into a task.
         ResponseFuture::new(Box::pin(run), Arc::clone(&self.leases))
     }
 }
