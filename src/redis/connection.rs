@@ -83,12 +83,14 @@ impl Link {
             return Some(Ok(Arc::clone(current)));
         }
         match &self.failed {
+            // Callers queue for this link: without the pause, each would wait up to 1 s for an unreachable server.
             Some((at, error)) if at.elapsed() < PAUSE => Some(Err(error.clone())),
             _ => None,
         }
     }
 
     async fn connect(&mut self, client: &Client) -> RedisResult<Arc<Line>> {
+        // Another caller may have connected, or failed, while this one waited for the lock.
         if let Some(known) = self.known() {
             return known;
         }
@@ -167,6 +169,7 @@ impl Drop for Waiting<'_> {
         if self.answered {
             *silent_since = None;
         } else if silent_since.get_or_insert(self.since).elapsed() >= GIVEN_UP {
+            // The silence begins with the first call without an answer, so several short calls add up.
             self.line.lose();
         }
     }
@@ -196,6 +199,7 @@ impl Connection {
     /// anew, with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
         let link = self.link_of(&Handle::current());
+        // Nearly every operation finds a connection here, and needs no task.
         if let Some(known) = link.lock().await.known() {
             return known;
         }
@@ -203,7 +207,9 @@ impl Connection {
         let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
         match connecting.await.map_err(JoinError::try_into_panic) {
             Ok(connected) => connected,
+            // The caller sees the panic as if it had connected itself.
             Err(Ok(panic)) => resume_unwind(panic),
+            // Nobody aborts the task, so its runtime is shutting down.
             Err(Err(ended)) => Err(io::Error::other(ended).into()),
         }
     }
@@ -213,6 +219,7 @@ impl Connection {
         if let Some(known) = links.get(&runtime.id()) {
             return Arc::clone(&known.link);
         }
+        // A new runtime is rare, so this is the place to drop the links of ended ones.
         links.retain(|_, other| !other.alive.is_closed());
         let new = links.entry(runtime.id());
         Arc::clone(&new.or_insert_with(|| OfRuntime::new(runtime)).link)
@@ -235,6 +242,7 @@ impl Connection {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
+            // The server may stay cut off. Without the time limit, each operation would then open a connection.
             let may_have_moved = is_cut_off(&error) && line.made.elapsed() >= LOOK_AGAIN;
             if may_have_moved || !is_answer(&error) {
                 line.lose();
@@ -242,6 +250,7 @@ impl Connection {
             if !repeatable || !error.is_connection_dropped() {
                 return Err(store_error(error));
             }
+            // Once: a server that closes every connection would otherwise be asked in a loop.
             repeatable = false;
         }
     }

@@ -12,6 +12,7 @@ pub(super) fn is_answer(error: &RedisError) -> bool {
         // It was the primary; where it is now, a new connection may find out.
         ErrorKind::Server(ServerErrorKind::ReadOnly) => false,
         ErrorKind::Server(_) => true,
+        // A new connection logs in again, so a connection without a login is replaced.
         ErrorKind::Extension => !is_unauthenticated(error),
         _ => false,
     }
@@ -33,12 +34,14 @@ pub(super) fn is_unauthenticated(error: &RedisError) -> bool {
 
 pub(super) fn is_forbidden(error: &RedisError) -> bool {
     error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        // A command that an administrator has renamed is unknown under its own name.
         || error
             .detail()
             .is_some_and(|detail| detail.starts_with("unknown command"))
 }
 
 pub(super) fn store_error(error: RedisError) -> StoreError {
+    // The scripts answer `CORRUPT`. Redis answers `WRONGTYPE` for a key that holds a list or a hash.
     let corrupt = matches!(
         error.kind(),
         ErrorKind::Parse | ErrorKind::UnexpectedReturnType

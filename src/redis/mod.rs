@@ -157,6 +157,7 @@ impl Store for RedisStore {
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
+        // Random, since a counter on the server would begin again after the server has lost its data.
         let mut fence = [0; 16];
         getrandom::fill(&mut fence)
             .map_err(|error| StoreError::new(StoreErrorKind::Unavailable, error))?;
@@ -167,6 +168,7 @@ impl Store for RedisStore {
             .arg(fingerprint(id))
             .arg(micros(lease))
             .arg(micros(retain));
+        // Repeatable: by the fence, the script recognises a claim that the first try has made.
         let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
         match found[..] {
             [FREE, attempt] => Ok(Claim::Acquired(Lease::new(*id, fence, nth(attempt)?))),
@@ -203,6 +205,7 @@ impl Store for RedisStore {
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
         let mut call = self.call(&self.shared.scripts.complete, lease.id());
         call.arg(hex(lease.fence())).arg(micros(retain));
+        // Not repeatable: if the first try has completed the key, the second one would report a lost lease.
         self.settle(&call, false).await
     }
 
@@ -232,6 +235,7 @@ fn fingerprint(id: &EventKey) -> u64 {
 fn micros(duration: Duration) -> u64 {
     const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     let duration = duration.min(YEARS_30);
+    // Rounded up, so that no lease ends early. Redis refuses an expiry of 0.
     duration.as_nanos().div_ceil(1_000).max(1) as u64
 }
 

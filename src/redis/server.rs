@@ -43,6 +43,7 @@ pub(super) async fn check(connection: &Connection, scripts: &Scripts) -> Result<
         warn_if_nothing_is_saved(&mut line).await.map_err(refused)?;
     }
     for script in scripts.all() {
+        // A server that refuses a script is found at the start, and not by the first delivery.
         script.load_async(&mut line).await.map_err(refused)?;
     }
     Ok(())
@@ -95,6 +96,7 @@ impl<'a> Info<'a> {
 
     fn check(&self) -> Result<(), Refusal> {
         // Valkey reports here the Redis that it is compatible with.
+        // A missing field refuses nothing: a user without the right to `INFO` sees none.
         if let Some(&version) = self.0.get("redis_version") {
             let major = version.split('.').next().and_then(|part| part.parse().ok());
             if major.is_some_and(|major: u32| major < 7) {
@@ -133,6 +135,7 @@ impl<'a> Info<'a> {
 
     fn check_cluster(&self) -> Result<(), Refusal> {
         match self.0.get("cluster_size") {
+            // A cluster of one server has all keys, so it is as good as a single server.
             Some(&size) if size != "1" => Err(Refusal::Sharded {
                 size: size.to_owned(),
             }),

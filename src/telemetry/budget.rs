@@ -157,8 +157,10 @@ impl FailureBudget {
         {
             state.is_shared = true;
         }
+        // The next failure adds the new counts up at once, and not up to 10 s later.
         state.summed = None;
         for count in counts {
+            // `hours` has the failures that this process has counted, so they would count twice.
             if count.process == self.shared.tally.process() {
                 continue;
             }
@@ -211,14 +213,17 @@ impl FailureBudget {
         }
         let others = state.sums.get(&kind).copied().unwrap_or_default();
         let hour = state.hours.entry(kind.clone()).or_default();
+        // `State::prune` may have run 10 s ago, and the count below decides about a line in the log.
         hour.prune(now.at);
         hour.add(now.at, delivery.outcome);
+        // A sender without a limit is counted, but there is no budget to warn of.
         let Some(limit) = limit else { return };
         let failures = hour.failures.saturating_add(others);
         let Some(crossed) = hour.cross(failures, limit) else {
             return;
         };
         let seen = state.seen(&kind, &now, true);
+        // The line is written without the lock: a slow subscriber would hold up all deliveries that fail.
         drop(state);
         Spent::of(kind, Some(limit), &seen).log(crossed);
     }
@@ -227,6 +232,7 @@ impl FailureBudget {
 /// The name of an outcome, by that of a row.
 fn known(outcome: &str) -> &'static str {
     let known = OUTCOMES.iter().find(|known| **known == outcome);
+    // Processes of different releases share a database, and a later one may have new outcomes.
     known.copied().unwrap_or("other")
 }
 
@@ -304,6 +310,7 @@ impl Spent {
     /// Returns the share of the limit that is spent: 1.0 at the limit, and always 0.0 without one.
     #[must_use]
     pub fn share(&self) -> f64 {
+        // A limit of 0 would make the share infinite, or not a number.
         let share = |limit: u32| f64::from(self.failures) / f64::from(limit.max(1));
         self.limit.map_or(0.0, share)
     }
@@ -403,6 +410,7 @@ impl Threshold {
             Self::Warn => limit.div_ceil(5),
             Self::Half => limit.div_ceil(2),
             Self::Most => limit - limit / 5,
+            // Spec 6, rule 4: the webhook is disabled by more than 500 failures, so by the 501st.
             Self::All => limit.saturating_add(1),
         }
     }
@@ -508,6 +516,7 @@ impl State {
 impl Hour {
     /// Forgets failures that are older than an hour. Returns whether others are left.
     fn prune(&mut self, now: Instant) -> bool {
+        // The newest failure of a step is up to 10 s younger than its beginning.
         while let Some(first) = self.steps.front()
             && now.saturating_duration_since(first.began) >= HOUR + STEP
         {
@@ -519,6 +528,7 @@ impl Hour {
     }
 
     fn add(&mut self, now: Instant, outcome: &'static str) {
+        // An hour has about 360 steps, however many deliveries fail in it.
         let is_new = self
             .steps
             .back()
@@ -539,8 +549,10 @@ impl Hour {
     /// Returns the threshold that the last failure has reached, if it was not reached before.
     fn cross(&mut self, failures: u32, limit: u32) -> Option<Threshold> {
         let thresholds = || Threshold::ALL.into_iter().rev();
+        // The highest one alone: counts of other processes can lift the sum over two thresholds at once.
         let now = thresholds().find(|it| failures >= it.failures(limit));
         let before = self.reached;
+        // A count that sways around a threshold crosses it often, and is logged once.
         let kept =
             thresholds().find(|it| Some(*it) <= before && failures >= it.failures(limit) / 4 * 3);
         self.reached = now.max(kept);
@@ -578,10 +590,12 @@ fn disabled_in(seen: &[Seen], limit: u32) -> Option<Duration> {
     if failures > limit {
         return Some(Duration::ZERO);
     }
+    // `seen` begins with the oldest, so the recent ones are its end.
     let recent = &seen[seen.partition_point(|seen| seen.age >= RECENT)..];
     let (first, last) = (recent.first()?, recent.last()?);
     let span = first.age.saturating_sub(last.age);
     let moments = recent.chunk_by(|a, b| a.age == b.age).count();
+    // A single moment has no gap to measure. A step is the shortest time that the ages can tell apart.
     let gap = match u32::try_from(moments - 1) {
         Ok(gaps @ 1..) => span / gaps,
         _ => STEP,
@@ -589,6 +603,7 @@ fn disabled_in(seen: &[Seen], limit: u32) -> Option<Duration> {
     if last.age > PAUSE.max(PAUSES * gap) {
         return None;
     }
+    // N moments have N - 1 gaps between them. One gap more is the share of the last moment in the time.
     let time = (span + gap).max(STEP);
     let per_second = f64::from(sum(recent)) / time.as_secs_f64();
     // The count at a later time is what is left of the present failures by then, and what comes.

@@ -61,6 +61,7 @@ impl<T, E: CallError, C: Future<Output = Result<T, E>>> Future for Call<'_, C> {
     #[inline]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<T, E>> {
         let this = self.project();
+        // The call comes first: its answer counts even at the deadline, and a call that is ready needs no timer.
         let result = match (this.call.poll(cx), this.limit) {
             (Poll::Ready(result), _) => result,
             (Poll::Pending, None) => return Poll::Pending,
@@ -102,6 +103,7 @@ impl CallError for StoreError {
 impl CallError for SettleError {
     fn failure(&self) -> Option<&(dyn Error + 'static)> {
         match self {
+            // The store has worked. A lost lease is counted with its attempt, and not as a failed call.
             Self::LeaseExpired => None,
             Self::Store(error) => Some(error),
         }

@@ -10,6 +10,7 @@ use crate::event::EventKind;
 pub(super) fn label(kind: &EventKind) -> SharedString {
     static KNOWN: [EventKind; 7] = EventKind::ALL;
     match KNOWN.iter().find(|known| *known == kind) {
+        // A label of a known kind is borrowed, so only kinds that the platform does not document allocate.
         Some(known) => SharedString::const_str(known.as_str()),
         None => SharedString::from_owned(kind.as_str().to_owned()),
     }

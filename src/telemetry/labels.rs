@@ -33,6 +33,7 @@ impl Kinds {
     /// Returns the kind itself, or [`OTHER`] if there are too many already.
     pub(super) fn bounded(&self, kind: &EventKind) -> EventKind {
         static KNOWN: [EventKind; 7] = EventKind::ALL;
+        // The platform's kinds take no room, so forged kinds cannot displace them.
         if let Some(known) = KNOWN.iter().find(|known| *known == kind) {
             return known.clone();
         }
@@ -40,8 +41,10 @@ impl Kinds {
         if others.contains(kind) {
             return kind.clone();
         }
+        // Each series of metrics and each row of counts repeats the kind, so a long one is counted as `other`.
         let has_room = others.len() < MOST && kind.as_str().len() <= LONGEST;
         let kind = if has_room { kind.clone() } else { OTHER };
+        // `OTHER` is inserted, too, so that `all` returns it and its gauge falls to 0 again.
         others.insert(kind.clone());
         kind
     }

@@ -194,8 +194,10 @@ impl FailureBudget {
             let values = verified.map(|(kind, spent)| (kind, f64::from(spent.failures)));
             gauges.set(name, values, f64::max);
         };
+        // Two gauges: own failures are summed over receivers, and the shared ones are the same in each receiver.
         let (own, [gauges, shared]) = (self.all(false), self.gauges());
         record(gauges, BUDGET_SPENT, &own);
+        // Without a database, a shared gauge of 0 would look like an hour without failures.
         if self.is_shared() {
             record(shared, BUDGET_SHARED, &self.spent());
         }

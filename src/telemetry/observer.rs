@@ -170,6 +170,7 @@ impl DeliveryEnded<'_> {
         let delivery = self.delivery;
         let key = delivery.and_then(RawDelivery::key);
         let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
+        // A request that is refused early has no delivery. Its header then names the key, without proof.
         let key = key.or_else(|| {
             Some(Bytes::copy_from_slice(
                 self.request.key.as_ref()?.as_bytes(),
@@ -323,6 +324,7 @@ impl Observers {
 
     pub(crate) fn observe(&self, observation: &Observation<'_>) {
         let Some(observer) = &self.0 else { return };
+        // The caller is in the middle of a delivery or an attempt, which a broken observer must not end.
         let observed = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
         if observed.is_err() {
             tracing::error!("an observer panicked");

@@ -114,6 +114,7 @@ impl Recent {
         let state = lock(&self.shared.state);
         let all = state.verified.0.iter().chain(&state.unverified.0);
         let mut problems: Vec<_> = all.cloned().collect();
+        // Deliveries wait for the lock, so sorting comes after it.
         drop(state);
         problems.sort_by_key(|problem| std::cmp::Reverse(problem.at));
         problems
@@ -132,6 +133,7 @@ impl Recent {
                 continue;
             };
             let minutes = minutes.entry(kind).or_insert([Minute::default(); 60]);
+            // A minute after the present one has no place. It exists when the queue's clock was set back.
             let Some(minute) = minutes.get_mut(place) else {
                 continue;
             };
@@ -162,6 +164,7 @@ impl Recent {
     #[must_use]
     pub fn duration_of(&self, event: i64, settled_at: SystemTime) -> Option<Duration> {
         let state = lock(&self.shared.state);
+        // An event that was redriven has two durations. The newest one is found first.
         let mut latest = state.durations.iter().rev();
         let settled = latest.find(|settled| settled.event == event)?;
         let apart = settled.at.duration_since(settled_at);
@@ -227,6 +230,7 @@ impl Recent {
             event: None,
         };
         let mut state = lock(&self.shared.state);
+        // Two lists, so that a flood of forged requests does not displace the problems of verified deliveries.
         match ended.is_verified {
             true => state.verified.add(problem, MOST),
             false => state.unverified.add(problem, MOST_UNVERIFIED),
@@ -243,6 +247,7 @@ impl Recent {
         let is_handled = matches!(outcome, Outcome::Handled) && ended.settlement.is_some();
         let is_problem = match ended.settlement {
             Some(Settlement::Dead { .. }) | None => true,
+            // A shutdown interrupts attempts. They do not count, and the next worker tries the event.
             Some(Settlement::Released) => false,
             Some(_) => outcome.reason().is_some() || FAILURES.contains(&outcome.name()),
         };
@@ -264,6 +269,7 @@ impl Recent {
         if let (Some(NonZeroU32::MIN), Some(lag)) = (ended.number, ended.since_accepted) {
             add(Series::Lag, "", millis(lag));
         }
+        // The error's `Display` is the application's code, so it runs before the lock is taken.
         let problem = is_problem.then(|| Problem {
             at: SystemTime::now(),
             count: 1,
@@ -277,6 +283,7 @@ impl Recent {
         let mut state = lock(&self.shared.state);
         if matches!(
             ended.settlement,
+            // Retries and dead letters have the duration in their failures.
             Some(Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_))
         ) && let Some(event) = ended.event
         {
@@ -371,6 +378,7 @@ impl Problems {
                 problem.is_from_inbox,
             )
         };
+        // A repeated problem moves to the end, so that the front is the one not seen for longest.
         if let Some(place) = self.0.iter().position(same)
             && let Some(known) = self.0.remove(place)
         {

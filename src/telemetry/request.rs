@@ -32,6 +32,7 @@ impl Asked {
             peer: extensions.get().copied(),
             forwarded_for: headers.get(FORWARDED_FOR).cloned(),
             request_id: headers.get(REQUEST_ID).cloned(),
+            // A verified delivery knows its key and the size of its body.
             length: None,
             key: None,
         }
@@ -44,6 +45,7 @@ impl Asked {
         key: Option<&HeaderName>,
     ) -> Self {
         Self {
+            // The body may never have been read, so only the header tells its size.
             length: headers.get(CONTENT_LENGTH).cloned(),
             key: key.and_then(|key| headers.get(key)).cloned(),
             ..Self::of(headers, extensions)
@@ -54,6 +56,7 @@ impl Asked {
     pub(super) fn sample(&self, size: Option<usize>, key: Option<Bytes>) -> Sample {
         let address = match (self.peer, &self.forwarded_for) {
             (Some(peer), None) => peer.ip().to_string(),
+            // Anybody can set the header, so the address of the connection is beside it.
             (Some(peer), Some(of)) => format!("{} for {}", peer.ip(), short(of.as_bytes())),
             (None, of) => text(of.as_ref()),
         };
@@ -79,5 +82,6 @@ fn text(value: Option<&HeaderValue>) -> String {
 }
 
 fn short(text: &[u8]) -> String {
+    // A sample is split at its line ends, so a header must not contain one. Nor may it control a terminal.
     text.escape_ascii().map(char::from).take(LONGEST).collect()
 }

@@ -10,6 +10,7 @@ const LONGEST: usize = 256;
 impl<T: fmt::Display> fmt::Display for Short<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut rest = Rest { f, room: LONGEST };
+        // The error of `Rest` ends the formatting, so the rest of a long text is never made.
         match write!(rest, "{}", self.0) {
             Err(_) if rest.room == 0 => rest.f.write_char('…'),
             result => result,

@@ -94,6 +94,7 @@ impl Silence {
         let rhythms = lock(&self.seen.rhythms);
         let mut silent = Vec::new();
         for (kind, expected_within) in self.expected(&rhythms) {
+            // A kind that was never delivered is silent since the start of the watch: its webhook may be disabled.
             let last = rhythms.get(&kind).map(|rhythm| rhythm.last);
             let quiet_for = now.saturating_duration_since(last.unwrap_or(self.seen.since));
             if quiet_for > expected_within {
@@ -114,6 +115,7 @@ impl Silence {
         let mut expected: BTreeMap<_, _> = learning
             .filter_map(|(kind, rhythm)| Some((kind.clone(), rhythm.learned()?)))
             .collect();
+        // Last, so that a time from the application replaces a learned one.
         expected.extend(self.rules.expected.clone());
         expected
     }
@@ -167,6 +169,7 @@ impl Silence {
     }
 
     fn delivered(&self, delivery: &RawDelivery) {
+        // An expected kind keeps its name even if forged kinds have used up the bound of `kinds`.
         let kind = match self.rules.expected.get_key_value(delivery.kind()) {
             Some((kind, _)) => kind.clone(),
             None => self.seen.kinds.bounded(delivery.kind()),
@@ -189,6 +192,7 @@ impl Default for Silence {
 impl Observer for Silence {
     fn observe(&self, observation: &Observation<'_>) {
         if let Observation::Delivery(ended) = observation
+            // Only a verified delivery proves that the webhook is active, even if it is answered with 503.
             && let Some(delivery) = ended.delivery
         {
             self.delivered(delivery);
@@ -242,6 +246,7 @@ impl Rhythm {
             _ => self.longest.push_back((now, gap)),
         }
         while let Some((day, _)) = self.longest.front()
+            // An entry covers a day from its beginning, so a gap at its end is a day younger.
             && now.saturating_duration_since(*day) > WEEK + DAY
         {
             self.longest.pop_front();
@@ -250,6 +255,7 @@ impl Rhythm {
 
     /// The time after which the kind is silent, once it has been seen for long enough.
     fn learned(&self) -> Option<Duration> {
+        // A week has all nights and a weekend. After two deliveries in a row, each pause would look like silence.
         if self.last.saturating_duration_since(self.first) < WEEK {
             return None;
         }

@@ -39,6 +39,7 @@ fn has_attributes() -> bool {
 impl DeliverySpan {
     /// Creates the span of a request with these headers.
     pub(crate) fn new(headers: &HeaderMap) -> Self {
+        // All fields are declared here, since a span ignores a field that is recorded later under a new name.
         let this = Self::starting(info_span!(
             "delivery",
             kind = Empty,
@@ -56,6 +57,7 @@ impl DeliverySpan {
             messaging.message.conversation_id = Empty,
             "error.type" = Empty,
         ));
+        // Nothing is escaped and formatted that no subscriber reads.
         if !this.span.is_disabled() {
             this.request_id(headers);
             this.attributes("receive");
@@ -106,10 +108,12 @@ impl DeliverySpan {
     /// Records the request id, if there is exactly one.
     fn request_id(&self, headers: &HeaderMap) {
         let mut values = headers.get_all(REQUEST_ID).iter();
+        // With two values, nobody can tell which one the proxy has set.
         let (Some(value), None) = (values.next(), values.next()) else {
             return;
         };
         let escaped = value.as_bytes().escape_ascii();
+        // The count stops early, since anybody can send a header of hundreds of kilobytes.
         let length = escaped.clone().take(LONGEST_REQUEST_ID + 1).count();
         if (1..=LONGEST_REQUEST_ID).contains(&length) {
             self.span.record("request_id", display(escaped));
@@ -138,6 +142,7 @@ impl DeliverySpan {
         }
         self.delivery(delivery);
         match secret {
+            // During a rotation, it shows which secret has signed the delivery, and nothing of the secret itself.
             Some((_, Some(label))) => self.span.record("secret", label),
             Some((index, None)) => self.span.record("secret", index),
             None => &self.span,
@@ -152,6 +157,7 @@ impl DeliverySpan {
         let kind = Short(delivery.kind()).to_string();
         self.span.record("kind", kind.as_str());
         if let Some(chat) = chat_id(delivery.kind(), delivery.body()) {
+            // The id is a text of the body and may have control characters, which a terminal would obey.
             let chat = Short(chat.escape_debug()).to_string();
             self.span.record("chat", display(&chat));
             if has_attributes() {

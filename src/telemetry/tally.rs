@@ -224,6 +224,7 @@ struct State {
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
+    // First in the order of keys, so that the oldest rows are at the front.
     minute: i64,
     series: Series,
     kind: Option<EventKind>,
@@ -253,6 +254,7 @@ impl Default for Tally {
             changes: 0,
         };
         Self {
+            // 0 is the number of all processes together.
             process: fastrand::i64(1..),
             shared: Arc::new(Mutex::new(state)),
             changed: Arc::default(),
@@ -263,6 +265,7 @@ impl Default for Tally {
 impl State {
     fn now(&self) -> SystemTime {
         let (at, time) = self.anchor;
+        // A jump of this machine's clock moves no count, since `Instant` does not jump.
         time + at.elapsed()
     }
 }
@@ -306,6 +309,7 @@ impl Tally {
             row.changed = changed;
             return;
         }
+        // Only a new row can make others too old or too many.
         let oldest = key.minute - MINUTES;
         while let Some(first) = state.rows.first_entry()
             && first.key().minute <= oldest
@@ -315,9 +319,11 @@ impl Tally {
         if state.rows.len() >= MOST {
             state.rows.pop_first();
         }
+        // A kind stays when its rows have gone, so that a quiet kind keeps its row on the console.
         state.kinds.extend(key.kind.clone());
         let row = Row {
             number,
+            // A row samples its first request. The others are only counted, so a flood formats nothing.
             sample: sample(),
             changed,
         };
@@ -399,6 +405,7 @@ impl Sums {
     }
 
     pub(crate) fn add(&mut self, count: Count) {
+        // The field `bucket` is public, so it can be 0.
         let minute = count.minute - count.minute.rem_euclid(self.of.bucket.max(1));
         let process = if self.of.by_process { count.process } else { 0 };
         let key = (-minute, count.series, process, count.kind, count.outcome);
@@ -412,6 +419,7 @@ impl Sums {
     /// Whether there are as many counts as wanted of minutes after this one.
     #[cfg(feature = "sqlite")]
     pub(crate) fn are_complete(&self, minute: i64) -> bool {
+        // Later counts may still belong to the bucket of this minute, so it does not count as complete.
         let newer = |(first, ..): &&Summed| -first > minute;
         self.counts.keys().take_while(newer).count() >= self.of.limit
     }

@@ -40,9 +40,11 @@ const DISCONNECTED: &str = "disconnected";
 impl DeliveryWatch {
     #[inline]
     pub(crate) fn new(observers: &Observers) -> Self {
+        // Without an observer, a delivery pays neither for the box nor for the clock.
         if !observers.any() {
             return Self(None);
         }
+        // A box, so that the future of a delivery without an observer has a pointer more, and not all of this.
         Self(Some(Box::new(Watched {
             observers: observers.clone(),
             started: Instant::now(),
@@ -73,6 +75,7 @@ impl DeliveryWatch {
     }
 
     pub(crate) fn ended(&mut self, ending: &Ending<'_>) {
+        // Taken, so that the drop of this watch does not report a second end.
         if let Some(watched) = mem::take(&mut self.0) {
             watched.report(ending);
         }
@@ -93,6 +96,7 @@ impl Watched {
             outcome,
             status,
             kind: kind.or(delivery.map(RawDelivery::kind)),
+            // A drop does not know how far the delivery came. Only a verified one is noted here.
             is_verified: is_verified || delivery.is_some(),
             delivery,
             duration: self.started.elapsed(),
@@ -144,6 +148,7 @@ impl AttemptWatch {
             kind: delivery.kind().clone(),
             event,
             number: delivery.attempt(),
+            // If the queue's clock is ahead, the time is 0. `None` would say that no inbox has made the attempt.
             since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
             started: Instant::now(),
             duration: None,

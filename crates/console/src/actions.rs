@@ -189,6 +189,7 @@ pub(super) async fn change_selected(
         reason: problem.reason(&view.console),
         checked: &checked,
     };
+    // The query is a text of the browser. If it is no filter, the problem has a page without the list.
     let search = list
         .parse()
         .ok()
@@ -215,6 +216,7 @@ async fn change_each(
         return Err(Problem::bad("No event was selected."));
     }
     let mut unchanged = Vec::new();
+    // One after another, so that an error can say how many events were tried before it.
     for (at, &(id, from)) in ids.iter().enumerate() {
         match make(console, by.clone(), action, id, from).await {
             Ok(Change::Made) => {}
@@ -253,6 +255,7 @@ pub(super) async fn change_all(
     let filter = search.filter_for_change(&view.console)?;
     let (seen, rate) = (search.seen()?, search.rate()?);
     let turns = &view.console.turns;
+    // Before the change is stored: without a turn it would be listed, and interrupted a minute later.
     let turn = turns.of_change()?;
     let inbox = Arc::clone(inbox(&view.console)?);
     let selection = turns.select(&*inbox, &filter, seen).await?;
@@ -282,6 +285,7 @@ pub(super) async fn go_on(
 ) -> Answer {
     let Path(number) = path?;
     let found = find_bulk(&view.console, number).await?;
+    // A change may have ended since the page was made. The operator then sees its page, which says so.
     if found.bulk.is_some_and(|bulk| bulk.is_open()) {
         let turn = view.console.turns.of_change()?;
         tracing::info!(

@@ -81,6 +81,7 @@ fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
         _ => 0,
     };
     let is_counted = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
+    // By all its fields, so that a new one does not compile until somebody decides what the counts know of it.
     let Filter {
         states,
         kinds,
@@ -96,6 +97,7 @@ fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
     else {
         return None;
     };
+    // The counts have no settled events, so their sum would be too small.
     if states.is_empty() || !states.iter().all(is_counted) {
         return None;
     }
@@ -154,6 +156,7 @@ impl Turns {
     ) -> Result<Selection, StoreError> {
         let _turn = self.previews.acquire().await;
         let mut selection = inbox.select(filter, seen).await?;
+        // After the search, so that the counts are not older than what the preview has seen.
         if selection.is_more
             && let Ok(Ok((stats, age))) = timeout(COUNTS, inbox.stats()).await
             && age < OLDEST

@@ -83,6 +83,7 @@ impl Counts {
     pub(super) fn forget(&self) {
         let mut kept = lock(&self.0);
         *kept = Kept {
+            // A counting in progress may have begun before the change, so its result is not kept.
             changes: kept.changes + 1,
             ..Kept::default()
         };
@@ -99,6 +100,7 @@ impl Counts {
             // It ends by being dropped.
             let _ = running.changed().await;
             if let Some(last) = &lock(&self.0).last
+                // Older counts are left if the counting has failed. Then this page counts again.
                 && last.at >= asked
             {
                 return Ok(last.stats.clone());

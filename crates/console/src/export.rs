@@ -116,12 +116,14 @@ impl Export {
         if let Some(head) = self.head.take() {
             return Ok(Some((head.into(), self)));
         }
+        // A search that has ended by its time may have found nothing, and still goes on.
         while self.listed.is_empty() {
             let Some(page) = self.page.take() else {
                 return Ok(None);
             };
             let listed = self.inbox.list(&self.filter, page).await?;
             let after = listed.next(page.limit);
+            // From the newest, the list ends by itself. From the oldest, it would follow new events as they arrive.
             let goes_on = after.filter(|after| page.newest_first || *after < self.newest);
             self.page = goes_on.map(|after| page.after(after));
             let ids = listed.events.iter().map(|event| event.id);
@@ -129,6 +131,7 @@ impl Export {
         }
         let some = self.listed.drain(..self.at_once.min(self.listed.len()));
         let (inbox, began) = (&self.inbox, Instant::now());
+        // At once, since PostgreSQL answers concurrent look-ups with one statement.
         let records = try_join_all(some.map(|id| inbox.get(id))).await?;
         // Deliveries have their turn.
         sleep(began.elapsed() / 2).await;
@@ -247,6 +250,7 @@ fn cells(cells: impl Iterator<Item = String>) -> String {
     let cells = cells.map(|cell| {
         let is_formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
         let mark = if is_formula { "'" } else { "" };
+        // Every cell is quoted, so a payload may have commas and line ends.
         format!("\"{mark}{}\"", cell.replace('"', "\"\""))
     });
     format!("{}\r\n", cells.collect::<Vec<_>>().join(","))

@@ -36,6 +36,7 @@ pub(super) async fn guard(
         // Without the slash at its end.
         None => original.path(),
     };
+    // A style or a script shows no pauses, so it does not ask the queue for them.
     let is_page = !inner.contains('.');
     let mut view = View {
         console,
@@ -43,6 +44,7 @@ pub(super) async fn guard(
         did: original.query().and_then(Did::of_query),
         pauses: Vec::new(),
     };
+    // The checks come first, so that a request of another site does not reach the queue.
     if !is_known_host(&view.console, &request) {
         let reason = "The console is not reachable under this host name.";
         let problem = Problem::new(StatusCode::MISDIRECTED_REQUEST, reason);
@@ -86,6 +88,7 @@ fn reason(answer: &Response) -> Option<Cow<'static, str>> {
         return None;
     }
     Some(match status {
+        // `CsrfLayer` answers with 403, and the handlers never do.
         StatusCode::FORBIDDEN => "A page of another site has sent this request.".into(),
         StatusCode::INTERNAL_SERVER_ERROR => "The console panicked. The log has the reason.".into(),
         other => format!("The request was refused with {other}.").into(),
@@ -95,6 +98,7 @@ fn reason(answer: &Response) -> Option<Cow<'static, str>> {
 /// Whether a browser says that a page of another site loads this one: as an image, a script or a frame. Links are allowed.
 fn is_embedded(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
+    // Programs do not send the header. `none` is an address that the operator has typed.
     let is_own = site.is_none_or(|site| site == "same-origin" || site == "none");
     !is_own
         && headers
@@ -106,6 +110,7 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
     let Some(hosts) = &console.hosts else {
         return true;
     };
+    // A request in HTTP/2 has the host in its URI, and may have no `Host`.
     let authority = match request.uri().authority() {
         Some(authority) => Some(authority.clone()),
         None => request
@@ -131,6 +136,7 @@ pub(super) fn known(who: &str) -> Option<&str> {
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {
     let value = headers.get(console.actor.as_ref()?)?;
     Some(
+        // A header may have any bytes, and a terminal that shows the log would obey some of them.
         By::new(&value.as_bytes().escape_ascii().to_string())
             .who()
             .to_owned(),

@@ -48,7 +48,9 @@ impl Range {
     pub(super) const NAMES: [&str; 4] = ["1h", "24h", "7d", "30d"];
 
     fn parse(name: &str, now: SystemTime, has_inbox: bool) -> Result<Self, Problem> {
+        // Queues put old counts together by 30 min and by 12 h, so bars that begin or end between these would be wrong.
         let (name, length, bucket) = match (name.trim(), has_inbox) {
+            // Without an inbox, counts are in memory, for an hour.
             ("1h", _) | ("", false) => ("1h", HOUR, 1),
             ("24h" | "", _) => ("24h", DAY, 30),
             ("7d", _) => ("7d", 7 * DAY, 2 * HOUR),
@@ -63,6 +65,7 @@ impl Range {
         let from = until - length;
         Ok(Self {
             name,
+            // A bucket begins at a multiple of its length since 1970, and the first bar has all of it.
             from: from - from.rem_euclid(bucket),
             until,
             bucket,
@@ -122,6 +125,7 @@ pub(super) async fn history(
     } else {
         0
     };
+    // `Refused` has the same failures.
     let series = Series::ALL.into_iter().filter(|it| *it != Series::Budget);
     let of = CountsOf::new(series, range.from - before..range.until)
         .bucket(range.bucket)
@@ -132,6 +136,7 @@ pub(super) async fn history(
         .filter_map(|count| count.kind.clone())
         .collect();
     let kind = text(&asked.kind);
+    // After the kinds were collected, so that the page offers the others, too.
     if let Some(kind) = &kind {
         counts.retain(|count| count.kind.as_ref().is_some_and(|it| it.as_str() == *kind));
     }
@@ -161,6 +166,7 @@ pub(super) async fn refusals(
     });
     let older = counts.get(shown).map(|next| {
         let start = humantime::format_rfc3339_seconds(start(next.minute)).to_string();
+        // A field of a time has no seconds, and counts are by the minute.
         start[..16].to_owned()
     });
     counts.truncate(shown);

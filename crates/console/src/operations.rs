@@ -113,6 +113,7 @@ impl<Q: Queue> Operations for Counted<Q> {
     }
 
     fn redrive(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change> {
+        // A change has no time limit: after one, nobody would know whether it has taken effect.
         let inbox = self.inbox.clone().by(by);
         Box::pin(async move { inbox.redrive(id, from).await })
     }
@@ -174,6 +175,7 @@ impl<Q: Queue> Operations for Counted<Q> {
                 Some(note) => inbox.pause(kind, note).await,
                 None => inbox.resume(kind).await,
             };
+            // The counts say what is paused. Also after an error, since the pause may have been stored before it.
             self.counts.forget();
             set
         })

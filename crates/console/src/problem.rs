@@ -72,6 +72,7 @@ impl IntoResponse for Problem {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
+        // The operator has asked for it, and the queue works: the answer is 400, and the log has no line.
         if let (StoreErrorKind::Invalid, Some(reason)) = (error.kind(), error.source()) {
             return Self::bad(format!("That is not possible: {reason}."));
         }

@@ -117,6 +117,7 @@ impl Search {
             return Err(Problem::bad(reason));
         }
         let (from, until) = (self.since()?, time(&self.until)?);
+        // With `failed`, the times are those of the last failure, and otherwise those of acceptance.
         let mut filter = match self.state.as_str() {
             "failed" => Filter::failed(from, until),
             state => Filter {
@@ -158,6 +159,7 @@ impl Search {
         let wrong = |_| Problem::bad(format!("`{hours}` is not a number of hours."));
         let hours: u32 = hours.parse().map_err(wrong)?;
         let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+        // `None` is less than any time.
         Ok(from.max(SystemTime::now().checked_sub(ago)))
     }
 
@@ -193,6 +195,7 @@ impl Search {
         };
         let time = |at: Option<SystemTime>| {
             let at = at.map(|at| humantime::format_rfc3339_millis(clamped(at)).to_string());
+            // The field of the form takes no time with a zone.
             at.unwrap_or_default().trim_end_matches('Z').to_owned()
         };
         Self {
@@ -324,6 +327,7 @@ impl Did {
             "pause" => kind().map(Self::Paused),
             "resume" => kind().map(Self::Resumed),
             name => {
+                // Anybody can write a URL, so it names no more events than a list has.
                 let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();
                 Some(Self::Changed(Action::parse(name)?, ids.ok()?))
             }

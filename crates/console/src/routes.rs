@@ -63,6 +63,7 @@ impl Console {
                 "/live.js",
                 get(([(CONTENT_TYPE, "text/javascript")], page::script())),
             );
+        // A read-only console has no routes that change something, so no handler has to remember to refuse.
         if !self.is_read_only {
             pages = pages
                 .route("/all", get(confirm).post(actions::change_all))
@@ -81,14 +82,17 @@ impl Console {
             .method_not_allowed_fallback(wrong_method)
             .layer(CsrfLayer::new())
             .layer(CatchPanicLayer::new())
+            // Outside of these two layers, since it makes pages of what they refuse.
             .layer(from_fn_with_state(Arc::new(self), guard))
             .layer(CompressionLayer::new())
+            // Outermost, so that refusals and panics have these headers, too.
             .layer(header(
                 CONTENT_SECURITY_POLICY,
                 "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
                  img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
             ))
             .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
+            // URLs name chats and keys, which other sites do not get.
             .layer(header(REFERRER_POLICY, "same-origin"))
             .layer(header(CACHE_CONTROL, "no-store"))
     }
@@ -114,6 +118,7 @@ async fn overview(Extension(view): Extension<View>) -> Markup {
     let counted = inbox.stats().await;
     let running = inbox.actions(Which::Running, None, MANY).await;
     let kinds = counted.iter().flat_map(|(stats, _)| &stats.kinds);
+    // The counts tell whether any lane is blocked, so the page seldom has to look for lanes.
     let blocked = match kinds.map(|kind| kind.blocking).sum() {
         0_u64 => Vec::new(),
         _ => worst(&**inbox).await.unwrap_or_default(),
@@ -135,6 +140,7 @@ const WORST: usize = 3;
 /// Those of the first blocked lanes in which most events wait, and why.
 async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
     let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+    // The section is about chats that wait, so a lane without a waiting event is not in it.
     lanes.retain(|lane| lane.waiting > 0);
     lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
     lanes.truncate(WORST);
@@ -174,6 +180,7 @@ async fn events(
 /// A page of the list of events, with what went wrong with some of them.
 pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
     let filter = search.filter(&view.console)?;
+    // One event more than a page shows tells whether there is a next page.
     let page = search.page(ROWS + 1)?;
     let inbox = &**inbox(&view.console)?;
     let listed = inbox.list(&filter, page).await?;
@@ -218,6 +225,7 @@ async fn search_on(
         Ok::<_, StoreError>(id.0)
     };
     let (oldest, newest) = try_join(end(Page::oldest(1)), end(Page::newest(1))).await?;
+    // By the numbers of events, since counting them would take as long as the search.
     let done = match page.newest_first {
         true => newest.saturating_sub(last.0),
         false => last.0.saturating_sub(oldest),
@@ -225,6 +233,7 @@ async fn search_on(
     let percent = done.saturating_mul(100) / newest.saturating_sub(oldest).max(1);
     Ok(More::Search(
         last,
+        // 100 % would say that nothing is left to search.
         u8::try_from(percent.clamp(0, 99)).unwrap_or(99),
     ))
 }
@@ -319,6 +328,7 @@ async fn chat(
         (None, None) => More::Nothing,
     };
     let events = with_failures(&**inbox(&view.console)?, listed.events).await?;
+    // A later page can be empty although the chat has events.
     if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
         return Err(Problem::not_found(format!(
             "There is no event of the chat `{chat}`."
@@ -351,6 +361,7 @@ async fn find(
         ..Filter::default()
     };
     let (number, of_key, of_chat) =
+        // The same text can be a number, a key and a chat, so nobody has to say which.
         try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
     let number = number.map(|record| record.summary).into_iter().collect();
     let number = with_failures(inbox, number).await?;
@@ -442,6 +453,7 @@ async fn confirm(
         Some(seen) => Some(view.console.turns.select(inbox, &filter, seen).await?),
         None => None,
     };
+    // A change begins with the oldest event, so these are the first that it changes.
     let page = Page::oldest(SAMPLE).within(SEARCH);
     let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
     Ok(page::confirm(

@@ -47,6 +47,7 @@ impl InFlight {
     pub(super) fn current(&mut self, lease: &Lease, now: Instant) -> Result<&mut Run, SettleError> {
         self.runs
             .get_mut(&lease.id().key())
+            // An expired lease is lost even if nobody has claimed the key: `peek` says that the key is free.
             .filter(|run| run.fence == lease.fence() && run.until > now)
             .ok_or(SettleError::LeaseExpired)
     }
@@ -57,6 +58,7 @@ impl InFlight {
         let mut dead = Vec::new();
         if self.runs.len() >= self.sweep_at {
             dead.extend(self.runs.extract_if(|_, run| run.until <= now));
+            // Twice the runs that are left: at least as many claims come between two sweeps, so a claim costs little.
             self.sweep_at = (2 * self.runs.len()).max(64);
         }
         self.runs.insert(key, run);

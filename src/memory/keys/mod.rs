@@ -104,6 +104,7 @@ impl MokaStore {
             capacity > 0,
             "a memory store needs room for at least one key"
         );
+        // Below 16,384 keys there is one part, which forgets exactly the keys that were used least recently.
         let parts = (capacity / KEYS_OF_A_PART).clamp(1, MOST_PARTS);
         let share = capacity.div_ceil(parts);
         // Keys spread by chance: with four standard deviations more, hardly any part is full too early.
@@ -162,6 +163,7 @@ impl MokaStore {
             keys.settled.insert(key, outcome, until, now);
             keys.in_flight.runs.remove(&key);
         }
+        // After the lock is released: a subscriber of the log may be slow.
         self.shared.evictions.warn_if_doubled();
         Ok(())
     }
@@ -204,6 +206,7 @@ impl Store for MokaStore {
                     same_body: run.body == id.body(),
                 });
             }
+            // The lease of this run expired, so its attempt has failed and counts.
             Some(dead) if dead.forget > now => Some(dead.attempt),
             Some(_) => None,
             None => match settled.get(id.key(), now) {
@@ -221,6 +224,7 @@ impl Store for MokaStore {
             fence: Fence(
                 self.shared
                     .next_fence
+                    // A fence only has to differ from all others, so the order of threads does not matter.
                     .fetch_add(1, Ordering::Relaxed)
                     .into(),
             ),
@@ -230,6 +234,7 @@ impl Store for MokaStore {
             forget: after(now, retain),
         };
         for (key, dead) in in_flight.insert(id.key(), run, now) {
+            // Swept runs have failed. The next claim of their keys counts on from their attempts.
             settled.insert(key, dead.failed(), dead.forget, now);
         }
         Ok(Claim::Acquired(Lease::new(*id, run.fence, run.attempt)))
@@ -262,6 +267,7 @@ impl Store for MokaStore {
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        // Until the end of the retention that the claim began: a failure does not prolong it.
         self.settle(lease, |run, _| (run.failed(), run.forget))
     }
 }

@@ -101,6 +101,7 @@ impl Evictions {
         }
         let next = evictions.saturating_add(1).next_power_of_two();
         let warned =
+            // Several threads may see the same count, and one of them logs it.
             self.warn_at
                 .compare_exchange(warn_at, next, Ordering::Relaxed, Ordering::Relaxed);
         if warned.is_ok() {
@@ -167,6 +168,7 @@ impl Settled {
             kept: false,
             counter: match outcome {
                 Settlement::Done { .. } => Arc::downgrade(&self.counter),
+                // A forgotten failure costs the count of its attempts, and no event is handled twice for it.
                 Settlement::Failed { .. } => Weak::new(),
             },
         }
@@ -176,6 +178,7 @@ impl Settled {
     fn retain_up_to(&mut self, longest: Duration) {
         let longer = Self::new(self.capacity, longest, Arc::clone(&self.counter.evictions));
         for (key, known) in &self.cache {
+            // Made anew, since a clone of what a cache keeps does not count itself when it is dropped.
             let known = longer.known(known.until, known.outcome);
             longer.cache.insert(*key, known);
         }

@@ -8,12 +8,14 @@ use crate::inbox::queue::Accepted;
 
 impl State {
     pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
+        // First, so that a duplicate leaves nothing behind: anybody who has a delivery can repeat it.
         if let Some(known) = self.known(&new) {
             return known;
         }
         self.last_id += 1;
         let id = self.last_id;
         let until = self.now + new.retain.min(FOREVER);
+        // With a guard, the body has a key of its own: under another key, it is recognised as replayed.
         for digests in [new.key, new.guard].into_iter().flatten() {
             let key = Key {
                 body: digests.body(),
@@ -27,6 +29,7 @@ impl State {
         self.bytes += OVERHEAD + size(new.delivery.body(), new.delivery.headers());
         self.events.insert(id, Event::new(new, self.now));
         self.retained.insert((until, id));
+        // A dead letter joins no line, so the later events of its chat do not wait for it.
         if is_dead {
             return Accepted::New {
                 id: EventId(id),
@@ -50,6 +53,7 @@ impl State {
                 continue;
             };
             let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
+            // A key outlasts its retention while its event may still be handled, however late that is.
             if key.until <= self.now && !is_unsettled() {
                 continue;
             }
@@ -80,6 +84,7 @@ impl Event {
                 },
                 None => Place::Line { due: now },
             },
+            // The record of such an event has one failure, and the count agrees with it.
             failures: new.dead.is_some().into(),
             first_failed: None,
             uncounted: 0,

@@ -107,6 +107,7 @@ impl State {
     pub(super) fn forget_actions(&mut self, id: i64) {
         for number in std::mem::take(&mut self.event(id).actions) {
             let done = self.actions.get_mut(&number);
+            // A bulk change names no single event, so nothing in it is about this chat only.
             if let Some(done) = done.filter(|done| done.action.event == Some(EventId(id))) {
                 done.action.event = None;
                 done.action.by = By::new(done.action.by.who());
@@ -124,6 +125,7 @@ impl State {
             done.chat = None;
             done.action.about = None;
             done.action.by = By::new(done.action.by.who());
+            // `about` had its filter, without which it cannot go on.
             done.cancel();
         }
     }
@@ -143,6 +145,7 @@ impl State {
     }
 
     pub(super) fn step_bulk(&mut self, number: i64, step: &BulkStep) -> bool {
+        // The position is the fence: a second process that continues the change cannot repeat a step.
         let is_there = |done: &Done| {
             let bulk = done.action.bulk.as_ref();
             done.is_running() && bulk.is_some_and(|bulk| bulk.reached == step.from)
@@ -201,6 +204,7 @@ impl Done {
 
     fn action(&self, now: Instant) -> Action {
         let mut action = self.action.clone();
+        // A process that dies stores nothing, so the state follows from the time without a step.
         if self.is_running()
             && now.saturating_duration_since(self.stepped) > INTERRUPTED_AFTER
             && let Some(bulk) = &mut action.bulk

@@ -28,6 +28,7 @@ impl State {
 
     /// Takes the first event of a line.
     pub(super) fn take(&mut self, id: i64, take: &Take) -> TakenEvent {
+        // Before the place changes, since the index has the event under the time of that place.
         self.unset_ready(id);
         self.last_fence += 1;
         let fence = self.last_fence;
@@ -38,6 +39,7 @@ impl State {
         let accepted_at = self.time_of_day(accepted);
         let event = self.event(id);
         event.place = Place::Taken { until, fence };
+        // From now on, the process whose lease has expired can neither extend nor settle it.
         event.expired = None;
         let lane = event.lane;
         self.busy.extend(lane.map(|lane| (lane, id)));
@@ -61,6 +63,7 @@ impl State {
             crashes: event.crashes,
             tried_for: event
                 .first_failed
+                // A snooze does not count as a failure, so its time does not lead to a dead letter.
                 .filter(|_| !event.is_snoozed())
                 .map(|first| now - first),
             uncounted: event.uncounted / UNCOUNTED,
@@ -74,12 +77,14 @@ impl State {
             let event = self.events.get(&id);
             event.is_some_and(|event| self.is_open(take, &event.kind))
         };
+        // These events are in no index of ready ones, but one of them may be the next that is due.
         let mut next = [&self.taken, &self.aside]
             .into_iter()
             .filter_map(|events| events.iter().find(|(_, id)| is_open(*id)))
             .map(|(due, _)| *due)
             .min();
         loop {
+            // Kinds are indexed apart, so a million events of a paused kind cost a claim as much as one.
             let open = |ready: &BTreeMap<Kind, BTreeSet<Due>>| {
                 ready
                     .iter()
@@ -126,7 +131,9 @@ impl State {
         let event = self.events.get(&id)?;
         match event.place {
             Place::Taken { until, fence: held } if held == fence => Some((id, until)),
+            // The process was slow, and nobody has taken the event since: the crash is taken back.
             Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
+                // It is not in `taken`, since the caller extends or settles it in the same operation.
                 let until = self.now;
                 self.unset_ready(id);
                 let event = self.event(id);

@@ -27,6 +27,7 @@ impl State {
             );
             let new = (count.number, count.sample);
             let (number, _) = self.counts.entry(row).or_insert(new);
+            // The count of a minute only grows, so the larger number is the later one.
             *number = count.number.max(*number);
         }
         self.time_of_day(self.now)
@@ -63,8 +64,10 @@ impl State {
                 };
                 let (_, minute, series, _, kind, outcome) = row;
                 if let Some(span) = SPANS.get(at + 1)
+                    // A budget reads the last hour alone, so its old rows are deleted.
                     && series != Series::Budget
                 {
+                    // For all processes together, since each restart makes a new number of a process.
                     let first = (*span, minute - minute % span, series, 0, kind, outcome);
                     let (sum, _) = self.counts.entry(first).or_default();
                     *sum = series.join(*sum, number);

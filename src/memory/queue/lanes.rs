@@ -37,6 +37,7 @@ impl State {
         let first = line.first().copied();
         match first {
             Some(first) => self.promote(first),
+            // Each chat is a lane, so empty lines would pile up.
             None => drop(self.lanes.remove(&lane)),
         }
         first
@@ -79,6 +80,7 @@ impl State {
         let event = self.event(id);
         let (kind, is_suspect) = (event.kind.clone(), event.crashes > 0);
         let ready = match is_suspect {
+            // Apart, since a claim takes only a few of them at a time: each may crash its process again.
             true => &mut self.suspects,
             false => &mut self.ready,
         };
@@ -94,6 +96,7 @@ impl State {
         for ready in [&mut self.ready, &mut self.suspects] {
             if let Some(events) = ready.get_mut(&kind) {
                 events.remove(&(due, id));
+                // The header that names a kind is not signed, so forged kinds must leave nothing behind.
                 if events.is_empty() {
                     ready.remove(&kind);
                 }
@@ -112,6 +115,7 @@ impl State {
                 event.expired = Some(fence);
             }
             event.crashes = event.crashes.saturating_add(1);
+            // Due since the lease expired, so it comes before events that have waited for less long.
             event.place = Place::Line { due: until };
             self.set_free(id);
             self.set_first_ready(id);

@@ -12,10 +12,12 @@ impl State {
         let at = |time| Some(self.time_of_day(time));
         let (state, settled_at, due_at) = match event.place {
             Place::Line { due } | Place::Aside { due } => {
+                // A snooze leaves no failure, so a snoozed event is still waiting.
                 let state = match event.past.is_empty() && event.crashes == 0 {
                     true => EventState::Waiting,
                     false => EventState::Retrying,
                 };
+                // A time in the past would say nothing: the event waits for a worker or for its lane.
                 (state, None, if due > self.now { at(due) } else { None })
             }
             Place::Taken { .. } => (EventState::InProgress, None, None),
@@ -67,6 +69,7 @@ impl State {
     /// The events for which their lanes wait since they failed, and these lanes.
     fn blocking(&self) -> impl Iterator<Item = (i64, Lane)> {
         self.lanes.iter().filter_map(|(lane, line)| {
+            // The busy event first: an event that returned to the line before it waits for it, too.
             let id = self.busy.get(lane).or_else(|| line.first())?;
             let event = self.events.get(id)?;
             let has_failed = !event.past.is_empty() || event.crashes > 0;
@@ -85,10 +88,12 @@ impl State {
             .blocking()
             .filter(|(id, lane)| {
                 let namespace = self.events.get(id).map(|event| event.kind.0);
+                // A chat has a lane in each namespace.
                 of.is_none_or(|of| namespace.is_some_and(|namespace| of.within(namespace) == *lane))
             })
             .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
             .collect();
+        // By number, since `after` continues a list by number, and the lanes are in a hash map.
         blocking.sort_unstable();
         let blocked = |(id, lane): (i64, Lane)| {
             let event = self.events.get(&id)?;
@@ -135,10 +140,12 @@ impl State {
             is_paused: self.paused.contains_key(kind),
         };
         for kind in self.paused.keys() {
+            // A paused kind is shown before its first event, so that somebody can resume it.
             kinds.insert(kind, of(kind));
         }
         for (id, event) in &self.events {
             let (_, kind) = &event.kind;
+            // Settled events make an entry, too: their kind can be paused.
             let stats = kinds.entry(kind).or_insert_with(|| of(kind));
             // Most events are settled: they are passed over quickly.
             if let Place::Ended { state, .. } = event.place
@@ -155,6 +162,7 @@ impl State {
                 EventState::Handled | EventState::Ignored | EventState::Discarded => continue,
             } += 1;
             if summary.state.is_unsettled() {
+                // The first one in the order of numbers is the oldest.
                 stats.oldest.get_or_insert(summary.accepted_at);
             }
         }

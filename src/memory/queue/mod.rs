@@ -114,7 +114,9 @@ impl MemoryQueue {
     /// All operations take effect at once, under one lock.
     fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = lock(&self.state);
+        // One time for all steps of an operation, so that no event becomes due between two of them.
         state.now = Instant::now();
+        // No task watches leases: each operation first does what has become due since the last one.
         state.return_to_lines();
         state
     }
@@ -279,6 +281,7 @@ impl Event {
         match self.place {
             Place::Ended { state, .. } => match state {
                 EventState::Handled | EventState::Ignored => self.body.is_none(),
+                // A dead letter is kept until a person decides what becomes of it.
                 state => state == EventState::Discarded,
             },
             _ => false,
@@ -320,6 +323,7 @@ impl Work for MemoryQueue {
 
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
         let mut state = self.lock();
+        // The order of a chat comes before a probe: an event behind another one is not taken.
         let can_take = state.may_take(take, id.0) && state.is_first(id.0);
         Ok(can_take.then(|| state.take(id.0, take)))
     }
@@ -332,6 +336,7 @@ impl Work for MemoryQueue {
         let mut state = self.lock();
         Ok(leases
             .iter()
+            // `None` is the answer of a database in which somebody else has locked the event.
             .map(|held| Some(state.extend(held, lease)))
             .collect())
     }
@@ -387,6 +392,7 @@ impl Records for MemoryQueue {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         Ok(Listed {
             events: self.lock().list(filter, page),
+            // `Page::within` has no effect here: a search in memory always reaches the end.
             searched: None,
         })
     }

@@ -27,10 +27,12 @@ impl State {
             return Change::WithoutBody;
         }
         match event.place {
+            // Its attempt may still succeed, and a second one beside it would handle the event twice.
             Place::Taken { .. } => return Change::WrongState,
             Place::Line { .. } => {
                 self.unset_ready(id.0);
                 let event = self.event(id.0);
+                // The process whose lease has expired must not settle what a person has redriven.
                 event.expired = None;
                 event.place = Place::Line { due: now };
                 self.set_first_ready(id.0);
@@ -42,10 +44,12 @@ impl State {
                 self.join_line(id.0);
                 return Change::Made;
             }
+            // Its chat has gone on without it, so it is handled out of order and nothing waits for it.
             Place::Ended { .. } => event.lane = None,
             Place::Holding { .. } => {}
         }
         event.is_redriven = true;
+        // A person has decided, so the rules for retries begin anew.
         event.failures = 0;
         event.first_failed = None;
         event.uncounted = 0;
@@ -90,12 +94,14 @@ impl State {
         by: &By,
     ) -> Forgotten {
         let newest = self.events.last_key_value().map_or(0, |(id, _)| *id);
+        // Up to the newest event of now: a chat that goes on would otherwise have a next step each time.
         let (first, last) = events.map_or((i64::MIN, newest), |events| {
             (events.start().0, events.end().0)
         });
         let of_chat = |event: &Event| event.chat.as_deref() == Some(chat);
         let mut ids = self
             .events
+            // `range` panics if its end is before its start, and the caller chooses both.
             .range(first..=last.max(first))
             .filter(|(_, event)| of_chat(event))
             .map(|(id, _)| *id);

@@ -61,6 +61,7 @@ impl State {
         let expired: Vec<_> = self
             .retained
             .range(..=(self.now, i64::MAX))
+            // Events that are unsettled or dead, or have a body, outlast their retention.
             .filter(|(_, id)| self.events.get(id).is_none_or(Event::is_over))
             .take(STEP)
             .copied()

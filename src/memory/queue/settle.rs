@@ -24,6 +24,7 @@ impl State {
                 ..
             }
         );
+        // A dead letter that holds its lane keeps it busy, so no later event of the chat is ready.
         if !holds {
             self.set_free(id);
         }
@@ -33,6 +34,7 @@ impl State {
         if let Place::Aside { due } = event.place {
             self.aside.insert((due, id));
         }
+        // The body of a discarded event is kept as long as its key, since a person may redrive it.
         if matches!(settlement, Settlement::Handled | Settlement::Ignored) {
             self.with_body.insert((now, id));
         }
@@ -49,6 +51,7 @@ impl State {
 impl Event {
     /// Moves to the place of a settlement, and returns whether it leaves its line.
     fn settle(&mut self, settlement: &Settlement, now: Instant) -> bool {
+        // A shutdown proves nothing: the event may still be what crashes its process.
         if !matches!(settlement, Settlement::Released) {
             self.crashes = 0;
         }
@@ -75,6 +78,7 @@ impl Event {
                 is_probe,
                 blocks_lane,
             } => {
+                // It was the time of a snooze, from which failures are not counted.
                 if self.is_snoozed() {
                     self.first_failed = None;
                 }
@@ -82,11 +86,13 @@ impl Event {
                     self.fail(failure, now);
                 }
                 if *counts {
+                    // The first failure that counts begins the time after which the event is given up.
                     self.first_failed = self.first_failed.filter(|_| self.failures > 0);
                     self.failures = self.failures.saturating_add(1);
                 } else if failure.is_some() {
                     self.uncounted = self.uncounted.saturating_add(uncounted(*is_probe));
                 }
+                // A probe of a tripped kind does not begin this time, as the outage is not the event's fault.
                 if *counts || failure.is_some() && !is_probe || self.past.is_empty() {
                     self.first_failed.get_or_insert(now);
                 }

@@ -11,6 +11,7 @@ if value then
     end
     return {IN_FLIGHT, run.ends - now, run.body == body and 1 or 0}
   elseif run then
+    -- The lease has expired, so the attempt has failed and the next one counts on.
     attempts = run.attempt
   elseif string.match(value, '^%-%d+$') then
     attempts = -tonumber(value)
@@ -21,6 +22,7 @@ if value then
   end
 end
 
+-- The store reads the number into 32 bits, and takes a larger one for corrupt.
 local attempt = math.min(attempts + 1, 4294967295)
 write_run({
   ends = now + lease,

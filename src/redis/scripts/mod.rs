@@ -15,6 +15,7 @@ impl Scripts {
     pub(super) fn new() -> Self {
         macro_rules! script {
             ($flags:literal, $file:literal) => {
+                // A script in Redis cannot import another one, so each contains the common part.
                 Script::new(concat!(
                     $flags,
                     include_str!("record.lua"),

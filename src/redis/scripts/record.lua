@@ -7,6 +7,7 @@
 -- What a key is found to be, first in every answer.
 local FREE, IN_FLIGHT, DONE = 0, 1, 2
 
+-- All receivers use this clock, so a receiver with a wrong clock takes no lease from another.
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
@@ -28,8 +29,10 @@ local function parse_run(value)
 end
 
 local function write_run(run)
+  -- `tostring` keeps 14 digits, and a time in microseconds has 16.
   local value = string.format(
     '%.0f %.0f %.0f %s %s', run.ends, run.known, run.attempt, run.fence, run.body)
+  -- The lease may be longer than the retention, and an attempt is known after its lease: the later end counts.
   local gone = math.ceil(math.max(run.ends, run.known) / 1000)
   redis.call('SET', KEYS[1], value, 'PXAT', string.format('%.0f', gone))
 end

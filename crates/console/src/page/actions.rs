@@ -209,6 +209,7 @@ fn progress(action: &Action, bulk: &Bulk, selection: &Selection) -> Markup {
 
 /// The share that was searched.
 fn percent(oldest: i64, reached: i64, newest: i64) -> i128 {
+    // `clamp` panics if its end is before its start, and 100 times a number of 64 bits needs more bits.
     let of = |to: i64| i128::from(to.clamp(oldest, newest.max(oldest))) - i128::from(oldest);
     (100 * of(reached)).checked_div(of(newest)).unwrap_or(100)
 }

@@ -118,6 +118,7 @@ pub(super) fn causes(
     .into_iter()
     .flatten()
     .collect();
+    // The sort is stable, so the list above decides which cause of a level is the first sentence.
     causes.sort_by_key(|cause| Reverse(cause.level));
     causes
 }
@@ -195,6 +196,7 @@ fn budget(observed: &Observed) -> Option<Cause> {
         .collect();
     spent.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
     let ((worst, kind), others) = spent.split_first()?;
+    // At 20 % and 50 %, where `FailureBudget` logs at `WARN` and at `ERROR`.
     let level = match worst.share() >= 0.5 || worst.disabled_in.is_some() {
         true => Level::Critical,
         false => Level::Warning,
@@ -317,6 +319,7 @@ fn dead(view: &View, stats: &Stats) -> Option<Cause> {
 
 /// Kinds of which no attempt was made for long, though nothing keeps them from it.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
+    // An attempt in progress or a failed one shows that a worker takes the kind.
     let waits = |it: &&KindStats| {
         it.waiting > 0
             && it.in_progress + it.retrying == 0

@@ -136,6 +136,7 @@ fn headers(record: &EventRecord) -> Markup {
 
 fn actions(view: &View, record: &EventRecord) -> Markup {
     let event = &record.summary;
+    // No button for what the queue would refuse.
     let redrive = match event.state {
         EventState::InProgress => None,
         _ if record.body.is_none() => None,
@@ -258,6 +259,7 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
         return html! { p.quiet { "The body was deleted." } };
     };
     let text = String::from_utf8_lossy(body);
+    // Only whether it is JSON: parsed values would lose the order of keys and digits of large numbers.
     let text = match serde_json::from_slice::<IgnoredAny>(body) {
         Ok(_) => Cow::Owned(indented(&text, MOST)),
         Err(_) => text,
@@ -311,6 +313,7 @@ fn indented(json: &str, most: usize) -> String {
                     is_end
                 });
                 let string = &json[start..end.map_or(json.len(), |(end, _)| end + 1)];
+                // The quote was pushed above, and `decoded` has its own.
                 text.pop();
                 text += &decoded(string, most).unwrap_or_else(|| string.to_owned());
             }
@@ -344,6 +347,7 @@ fn in_millis(line: &str) -> Option<(&str, SystemTime, &str)> {
         .trim_end_matches(|char: char| char.is_ascii_digit())
         .len();
     let (before, digits, after) = (&line[..start], &line[start..end], &line[end..]);
+    // Digits after anything else end a text, a fraction or a negative number.
     let is_value = before.ends_with(": ") || before.trim().is_empty();
     let millis = digits.parse().ok().filter(|_| is_value)?;
     let at = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);

@@ -48,6 +48,7 @@ pub(in super::super) fn events(
         div.stack {
             section { (form(view, search)) }
             section #found {
+                // A search that has found nothing yet goes on, so it does not say that no event matches.
                 @if rows.is_empty() && !matches!(more, More::Search(..)) { p { @if wrong.is_none() { "No event matches." } @else { "No list." } } }
                 @else if !rows.is_empty() {
                     @if view.can_change() {
@@ -187,6 +188,7 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
                 @for Failed { event, failure } in rows {
                     tr {
                         @if let Some(checked) = checked {
+                            // With the state that the operator sees: an event that has changed since is left alone.
                             td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
@@ -295,6 +297,7 @@ pub(in super::super) fn confirm(
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
                 @for (field, value) in search.filled() { input type="hidden" name=(field) value=(value); }
+                // What the preview has seen, since events that change after the question are not meant.
                 @if let Some(Selection { seen, .. }) = selection {
                     input type="hidden" name="newest" value=(seen.newest);
                     input type="hidden" name="at" value=(nanos(seen.at));

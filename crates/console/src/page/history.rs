@@ -76,6 +76,7 @@ impl Line {
             before: 0,
         };
         for it in counts.iter().filter(|it| (self.holds)(it)) {
+            // A division rounds toward zero, so the minutes just before the range would be in its first bucket.
             let at = usize::try_from((it.minute - range.from) / range.bucket);
             let sum = match at.ok().filter(|_| it.minute >= range.from) {
                 None => &mut numbers.before,
@@ -194,6 +195,7 @@ fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
         .enumerate()
         .filter(|(_, number)| **number > 0)
     {
+        // A number may be any `u64`, so 40 times it needs more bits. The smallest bar is still seen.
         let height = (u128::from(*number) * 40 / u128::from(most)).max(1);
         let _ = write!(path, "M{at} 40v-{height}h.8v{height}z");
     }

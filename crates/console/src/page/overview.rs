@@ -169,6 +169,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
 /// The kinds that have room on a page.
 pub(super) fn first<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Vec<&'a EventKind> {
     let mut kinds: Vec<_> = kinds.into_iter().filter(|kind| is_short(kind)).collect();
+    // The platform's kinds come first: forged ones must not take their rows.
     kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
     kinds.truncate(KINDS);
     kinds
@@ -230,6 +231,7 @@ fn table(view: &View, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) 
                 tbody {
                     @for row in rows { (kind(view, row, is_paused)) }
                 }
+                // The totals of a single kind would repeat its row.
                 @if let Some(stats) = stats.filter(|stats| stats.kinds.len() > 1) { tfoot { (totals(view, &stats.kinds)) } }
             }
         }
@@ -360,6 +362,7 @@ fn sparkline(minutes: &[Minute; 60]) -> Markup {
     for minute in minutes {
         right += 1;
         if minute.handled > 0 {
+            // A single event beside thousands is still a bar.
             let height = (u64::from(minute.handled) * 20 / u64::from(most)).max(1);
             let _ = write!(path, "m{right} {down}v-{height}");
             (right, down) = (0, height);

@@ -99,6 +99,7 @@ pub(super) fn gauge(name: &str, failures: u32, most: u32) -> Markup {
         .checked_div(u64::from(most))
         .unwrap_or(100)
         .min(100);
+    // The shares at which `FailureBudget` logs at `ERROR` and at `WARN`.
     let class = match share {
         50.. => "gauge bad",
         20.. => "gauge warn",

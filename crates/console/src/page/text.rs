@@ -9,6 +9,7 @@ use tower_webhook::EventKind;
 pub(super) fn clip(text: &str, most: usize) -> String {
     let mut size = 0;
     for (at, char) in text.char_indices() {
+        // The lengths of `&amp;`, `&lt;` and `&quot;`, which `maud` writes.
         size += match char {
             '&' => 5,
             '<' | '>' => 4,
@@ -78,6 +79,7 @@ pub(super) fn now() -> Markup {
 }
 
 fn date(at: SystemTime) -> String {
+    // `Fri, 20 Nov 2026 20:56:43 GMT` without the day of the week and the zone.
     httpdate::fmt_http_date(clamped(at))[5..25].to_owned()
 }
 

@@ -137,6 +137,7 @@ impl View {
                         div.end {
                             span #clock data-live { (now()) }
                             noscript { a href="" { "Refresh" } }
+                            // The script shows it. Without the script there are no updates to pause.
                             label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
                         }
                     }
