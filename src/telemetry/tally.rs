@@ -268,6 +268,48 @@ impl State {
         // A jump of this machine's clock moves no count, since `Instant` does not jump.
         time + at.elapsed()
     }
+
+    fn add(
+        &mut self,
+        series: Series,
+        kind: Option<EventKind>,
+        outcome: &'static str,
+        number: u64,
+        sample: impl FnOnce() -> Option<Sample>,
+    ) {
+        let key = Key {
+            minute: minute_of(self.now()),
+            series,
+            kind,
+            outcome,
+        };
+        self.changes += 1;
+        let changed = self.changes;
+        if let Some(row) = self.rows.get_mut(&key) {
+            row.number = series.join(row.number, number);
+            row.changed = changed;
+            return;
+        }
+        // Only a new row can make others too old or too many.
+        let oldest = key.minute - MINUTES;
+        while let Some(first) = self.rows.first_entry()
+            && first.key().minute <= oldest
+        {
+            first.remove();
+        }
+        if self.rows.len() >= MOST {
+            self.rows.pop_first();
+        }
+        // A kind stays when its rows have gone, so that a quiet kind keeps its row on the console.
+        self.kinds.extend(key.kind.clone());
+        let row = Row {
+            number,
+            // A row samples its first request. The others are only counted, so a flood formats nothing.
+            sample: sample(),
+            changed,
+        };
+        self.rows.insert(key, row);
+    }
 }
 
 impl Tally {
@@ -294,40 +336,9 @@ impl Tally {
         number: u64,
         sample: impl FnOnce() -> Option<Sample>,
     ) {
+        lock(&self.shared).add(series, kind, outcome, number, sample);
+        // After the change: whoever is woken before it finds nothing, and waits for the next one.
         self.changed.notify_one();
-        let mut state = lock(&self.shared);
-        let key = Key {
-            minute: minute_of(state.now()),
-            series,
-            kind,
-            outcome,
-        };
-        state.changes += 1;
-        let changed = state.changes;
-        if let Some(row) = state.rows.get_mut(&key) {
-            row.number = series.join(row.number, number);
-            row.changed = changed;
-            return;
-        }
-        // Only a new row can make others too old or too many.
-        let oldest = key.minute - MINUTES;
-        while let Some(first) = state.rows.first_entry()
-            && first.key().minute <= oldest
-        {
-            first.remove();
-        }
-        if state.rows.len() >= MOST {
-            state.rows.pop_first();
-        }
-        // A kind stays when its rows have gone, so that a quiet kind keeps its row on the console.
-        state.kinds.extend(key.kind.clone());
-        let row = Row {
-            number,
-            // A row samples its first request. The others are only counted, so a flood formats nothing.
-            sample: sample(),
-            changed,
-        };
-        state.rows.insert(key, row);
     }
 
     /// Waits until something was counted since the last call.

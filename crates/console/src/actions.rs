@@ -306,13 +306,27 @@ pub(super) async fn cancel(
     let Path(number) = path?;
     find_bulk(&view.console, number).await?;
     let by = by(&view, &headers, "");
-    let inbox = inbox(&view.console)?;
-    tracing::info!(
-        actor = known(by.who()),
-        number,
-        "the console cancels a change of all events that match"
-    );
-    inbox.cancel(number, by.clone()).await?;
+    let inbox = Arc::clone(inbox(&view.console)?);
+    in_task(async move {
+        let cancelled = inbox.cancel(number, by.clone()).await;
+        let actor = known(by.who());
+        match &cancelled {
+            Ok(is_cancelled) => tracing::info!(
+                actor,
+                number,
+                is_cancelled,
+                "the console cancels a change of all events that match"
+            ),
+            Err(error) => tracing::warn!(
+                actor,
+                number,
+                reason = Chain(error).to_string(),
+                "the console could not cancel a change of all events that match"
+            ),
+        }
+        cancelled
+    })
+    .await?;
     Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
 }
 
