@@ -90,7 +90,7 @@ macro_rules! tuples {
             fn observe(&self, observation: &Observation<'_>) {
                 #[allow(non_snake_case, reason = "named like their types")]
                 let ($($name,)*) = self;
-                $($name.observe(observation);)*
+                $(tell($name, observation);)*
             }
 
             fn kept(&self, keep: &mut dyn FnMut(Kept)) {
@@ -323,12 +323,18 @@ impl Observers {
     }
 
     pub(crate) fn observe(&self, observation: &Observation<'_>) {
-        let Some(observer) = &self.0 else { return };
-        // The caller is in the middle of a delivery or an attempt, which a broken observer must not end.
-        let observed = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
-        if observed.is_err() {
-            tracing::error!("an observer panicked");
+        if let Some(observer) = &self.0 {
+            tell(&**observer, observation);
         }
+    }
+}
+
+/// Tells an observer. The caller is in the middle of a delivery or an attempt, which a broken observer must not end, and
+/// other observers are told, too.
+fn tell(observer: &(impl Observer + ?Sized), observation: &Observation<'_>) {
+    let observed = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
+    if observed.is_err() {
+        tracing::error!("an observer panicked");
     }
 }
 

@@ -294,12 +294,16 @@ async fn an_observer_that_panics_disturbs_nothing() {
         }
     }
     let log = Log::capture(Level::ERROR);
-    let service = Webhooks::new(secret()).observer(Panics).layer(router([]));
+    let notes = Notes::default();
+    let observers = (Panics, notes.clone());
+    let service = Webhooks::new(secret()).observer(observers).layer(router([]));
     send(&service, delivery(BODY).key("a")).await.assert_ok();
     send(&service, delivery(BODY).key("a"))
         .await
         .assert_replayed();
-    assert!(log.count(Level::ERROR, "an observer panicked") >= 3);
+    let panics = log.count(Level::ERROR, "an observer panicked");
+    // The one beside it is told of the same.
+    assert!(panics >= 3 && notes.take().len() == panics, "{panics}");
 }
 
 /// A receiver whose handlers all fail, and its budget.
