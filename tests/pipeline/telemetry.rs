@@ -296,7 +296,9 @@ async fn an_observer_that_panics_disturbs_nothing() {
     let log = Log::capture(Level::ERROR);
     let notes = Notes::default();
     let observers = (Panics, notes.clone());
-    let service = Webhooks::new(secret()).observer(observers).layer(router([]));
+    let service = Webhooks::new(secret())
+        .observer(observers)
+        .layer(router([]));
     send(&service, delivery(BODY).key("a")).await.assert_ok();
     send(&service, delivery(BODY).key("a"))
         .await
