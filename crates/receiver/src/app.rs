@@ -309,7 +309,7 @@ fn with_queue<Q: Queue>(
     Ok(built)
 }
 
-/// The name of a database: the paths of its routes. Of other characters than those of paths, it has only `+`.
+/// Names a database by the paths of its routes, joined with `+`, which no path contains.
 #[cfg(feature = "console")]
 fn name(routes: &[Route]) -> String {
     let paths = routes.iter().map(|route| route.path.trim_matches('/'));
