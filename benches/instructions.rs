@@ -229,37 +229,39 @@ fn forged() -> Counted {
 }
 
 /// Accepts events of 100 chats.
-async fn accept<Q: Queue>(queue: &Q, events: &Events) {
+async fn accept(queue: &Queue, events: &Events) {
     for _ in 0..DELIVERIES {
-        let accepted = queue.accept(events.next(), None).await;
+        let accepted = queue.accept.accept(events.next(), None).await;
         drop(black_box(accepted.expect("room")));
     }
 }
 
 /// Claims so many events and settles each, with the next one of its chat.
-async fn handle<Q: Queue>(queue: &Q) {
+async fn handle(queue: &Queue) {
     let take = take();
     let mut left = DELIVERIES;
     while left > 0 {
         let limit = left.min(32) as usize;
-        let claimed = queue.claim(&take, limit, 0).await.expect("events");
+        let claimed = queue.claim.claim(&take, limit, 0).await.expect("events");
         assert!(!claimed.events.is_empty());
         for event in claimed.events {
-            let settled = queue.settle(&event.lease, &Settlement::Handled, None).await;
-            drop(black_box(settled.expect("its own lease")));
+            let settling = queue
+                .settle
+                .settle(&event.lease, &Settlement::Handled, None);
+            drop(black_box(settling.await.expect("its own lease")));
             left -= 1;
         }
     }
 }
 
-fn accepting<Q: Queue>(queue: Q) -> Counted {
-    let (runtime, queue, events) = (runtime(), kept(queue), kept(Events::of_chats(100)));
+fn accepting(queue: impl Into<Queue>) -> Counted {
+    let (runtime, queue, events) = (runtime(), kept(queue.into()), kept(Events::of_chats(100)));
     runtime.block_on(accept(queue, events));
     Box::new(move || runtime.block_on(accept(queue, events)))
 }
 
-fn handling<Q: Queue>(queue: Q) -> Counted {
-    let (runtime, queue, events) = (runtime(), kept(queue), kept(Events::of_chats(100)));
+fn handling(queue: impl Into<Queue>) -> Counted {
+    let (runtime, queue, events) = (runtime(), kept(queue.into()), kept(Events::of_chats(100)));
     runtime.block_on(async {
         accept(queue, events).await;
         accept(queue, events).await;
@@ -314,9 +316,8 @@ fn postgres() -> PostgresQueue {
     let server = kept(PostgresServer::start());
     runtime().block_on(async {
         let pool = PgPoolOptions::new().max_connections(4);
-        let queue = PostgresQueue::new(pool.connect_lazy(&server.url()).expect("its URL"));
-        queue.migrate().await.expect("a new database");
-        queue
+        let pool = pool.connect_lazy(&server.url()).expect("its URL");
+        PostgresQueue::open(pool).await.expect("a new database")
     })
 }
 

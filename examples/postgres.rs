@@ -67,9 +67,8 @@ async fn main() -> anyhow::Result<()> {
         .init();
 
     let pool = connect(database(args.database), args.connections).await?;
-    let store = PostgresStore::new(pool.clone());
-    let migrated = store.migrate().await;
-    migrated.context("the tables for keys cannot be created")?;
+    let store = PostgresStore::open(pool.clone()).await;
+    let store = store.context("the tables for keys cannot be created")?;
     pool.execute(
         "CREATE TABLE IF NOT EXISTS ratings (
             chat text NOT NULL,

@@ -133,7 +133,7 @@ impl RawDelivery {
     /// use tower_webhook::RawDelivery;
     /// use tower_webhook::event::{ChatLifecycle, ChatRated};
     ///
-    /// let chat = ChatLifecycle { rating: Some(0.5), ..ChatLifecycle::default() };
+    /// let chat = ChatLifecycle::default().rating(0.5);
     /// let delivery = RawDelivery::of::<ChatRated>(&chat)?;
     /// assert_eq!(delivery.json().unwrap(), r#"{"rating":0.5}"#);
     /// # Ok::<(), serde_json::Error>(())

@@ -288,7 +288,7 @@ pub use self::event::{Event, EventKind, SenderPolicy};
 pub use self::execution::{DrainTimeout, Runs};
 pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::IdempotencyLayer;
-pub use self::outcome::{Outcome, Settlement};
+pub use self::outcome::Outcome;
 pub use self::router::{EventRouter, RouterFuture};
 pub use self::sender::Sender;
 #[cfg(feature = "public-keys")]
@@ -297,7 +297,7 @@ pub use self::signature::{Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
 #[cfg(feature = "signal")]
 pub use self::webhook::shutdown;
-pub use self::webhook::{Running, WebhookLayer, Webhooks};
+pub use self::webhook::{Receiver, ReceiverFuture, Running, WebhookLayer, Webhooks};
 
 // The README's program needs these features.
 #[cfg(all(doctest, feature = "signal", feature = "sqlite"))]

@@ -1,7 +1,7 @@
 //! Implementations that many types have alike.
 
 /// Implements `Debug` by the fields after the type, and shows that there are others:
-/// `partial_debug!([Q: Debug] Inbox<Q>, |it| queue = it.shared.queue);`
+/// `partial_debug!([B: Debug] Answer<B>, |it| body = it.body);`
 macro_rules! partial_debug {
     (
         $([$($generics:tt)*])? $Type:ident $(<$($parameter:ident),*>)?
@@ -20,35 +20,27 @@ macro_rules! partial_debug {
 
 /// Defines a trait of which `Arc<T>` is an implementor wherever `T` is one. The future of each `async fn` is `Send`.
 macro_rules! also_for_arc {
-    (@define [$(#[$meta:meta])* $vis:vis $Trait:ident] [$($(#[$of_constant:meta])* $CONSTANT:ident)?] $(
-        $(#[$of_method:meta])*
-        async fn $method:ident(&self $(, $argument:ident: $type:ty)* $(,)?) -> $Output:ty;
-    )+) => {
+    ($(#[$meta:meta])* $vis:vis trait $Trait:ident: Send + Sync + 'static {
+        $(#[$of_constant:meta])* const $CONSTANT:ident: bool;
+        $($(#[$of_method:meta])*
+        async fn $method:ident(&self $(, $argument:ident: $type:ty)* $(,)?) -> $Output:ty;)+
+    }) => {
         $(#[$meta])*
         $vis trait $Trait: Send + Sync + 'static {
-            $($(#[$of_constant])* const $CONSTANT: bool;)?
+            $(#[$of_constant])* const $CONSTANT: bool;
             $($(#[$of_method])* fn $method(
                 &self $(, $argument: $type)*
             ) -> impl ::std::future::Future<Output = $Output> + Send;)+
         }
 
         impl<T: $Trait> $Trait for ::std::sync::Arc<T> {
-            $(const $CONSTANT: bool = T::$CONSTANT;)?
+            const $CONSTANT: bool = T::$CONSTANT;
             $(fn $method(
                 &self $(, $argument: $type)*
             ) -> impl ::std::future::Future<Output = $Output> + Send {
                 T::$method(self $(, $argument)*)
             })+
         }
-    };
-    ($(#[$meta:meta])* $vis:vis trait $Trait:ident: Send + Sync + 'static {
-        $(#[$of_constant:meta])* const $CONSTANT:ident: bool;
-        $($methods:tt)+
-    }) => {
-        also_for_arc! { @define [$(#[$meta])* $vis $Trait] [$(#[$of_constant])* $CONSTANT] $($methods)+ }
-    };
-    ($(#[$meta:meta])* $vis:vis trait $Trait:ident: Send + Sync + 'static { $($methods:tt)+ }) => {
-        also_for_arc! { @define [$(#[$meta])* $vis $Trait] [] $($methods)+ }
     };
 }
 

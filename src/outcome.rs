@@ -335,6 +335,7 @@ pub enum Settlement {
 
 /// The reason why an attempt did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Failure {
     /// The [name](Outcome::name) of the outcome.
     pub outcome: String,
@@ -345,6 +346,29 @@ pub struct Failure {
 }
 
 impl Failure {
+    /// Returns the failure of an attempt, without its duration: for tests.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::Failure;
+    ///
+    /// assert_eq!(Failure::new("failed", "the CRM is down").took, None);
+    /// ```
+    #[must_use]
+    pub fn new(outcome: impl Into<String>, reason: impl Into<String>) -> Self {
+        Self {
+            outcome: outcome.into(),
+            reason: reason.into(),
+            took: None,
+        }
+    }
+
+    /// Sets the duration of the attempt.
+    #[must_use]
+    pub fn took(mut self, duration: Duration) -> Self {
+        self.took = Some(duration);
+        self
+    }
+
     /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
     pub(crate) fn contains(&self, text: &str) -> bool {
         let text = text.to_ascii_lowercase();

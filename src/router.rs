@@ -3,10 +3,10 @@
 use std::any::type_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
-use std::future::{Future, ready};
+use std::future::{self, Future};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_util::FutureExt;
 use tower_service::Service;
@@ -52,11 +52,11 @@ const MINUTE: u64 = 60;
 #[derive(Clone, Default)]
 #[must_use]
 pub struct EventRouter {
-    shared: Arc<Shared>,
+    shared: Arc<Routes>,
 }
 
 #[derive(Clone, Default)]
-struct Shared {
+struct Routes {
     handlers: BTreeMap<EventKind, Route>,
     fallback: Option<Route>,
     undecodable: Option<OnUndecodable>,
@@ -104,7 +104,7 @@ impl EventRouter {
         let handler = Arc::new(handler);
         let route: Route = Arc::new(move |delivery, undecodable| {
             let handler = Arc::clone(&handler);
-            catch_panic(async move { run(&*handler, delivery, undecodable).await })
+            Box::pin(async move { run(&*handler, delivery, undecodable).await })
         });
         if handlers.insert(E::KIND, route).is_some() {
             panic!(
@@ -135,7 +135,7 @@ impl EventRouter {
         let handler = Arc::new(handler);
         let route: Route = Arc::new(move |delivery, undecodable| {
             let handler = Arc::clone(&handler);
-            catch_panic(async move {
+            Box::pin(async move {
                 match delivery.json().map(drop) {
                     Ok(()) => handler(delivery).await.into(),
                     Err(error) => give_up(undecodable, delivery, error).await,
@@ -194,12 +194,15 @@ impl EventRouter {
     /// }
     /// ```
     pub fn handle(&self, delivery: RawDelivery) -> impl Future<Output = Outcome> + Send + 'static {
-        self.route(delivery)
+        self.route(delivery).map(|outcome| {
+            let Ok(outcome) = outcome;
+            outcome
+        })
     }
 
     /// The kinds that a handler takes: all with a fallback.
     pub(crate) fn handled(&self) -> Option<BTreeSet<EventKind>> {
-        let Shared {
+        let Routes {
             handlers, fallback, ..
         } = &*self.shared;
         fallback
@@ -207,12 +210,18 @@ impl EventRouter {
             .then(|| handlers.keys().cloned().collect())
     }
 
-    fn route(&self, delivery: RawDelivery) -> BoxFuture<Outcome> {
+    fn route(&self, delivery: RawDelivery) -> RouterFuture {
+        RouterFuture {
+            outcome: CatchPanic::new(self.run(delivery)),
+        }
+    }
+
+    fn run(&self, delivery: RawDelivery) -> BoxFuture<Outcome> {
         let shared = &self.shared;
         let route = shared.handlers.get(delivery.kind());
         match route.or(shared.fallback.as_ref()) {
             Some(route) => route(delivery, shared.undecodable.clone()),
-            None if shared.reject_unhandled => Box::pin(ready(Outcome::Unhandled)),
+            None if shared.reject_unhandled => Box::pin(future::ready(Outcome::Unhandled)),
             None => {
                 if let Some(left_out) = shared.ignored.admit(delivery.kind().as_str()) {
                     tracing::info!(
@@ -221,7 +230,7 @@ impl EventRouter {
                         "this kind of event has no handler: the event is ignored"
                     );
                 }
-                Box::pin(ready(Outcome::Ignored))
+                Box::pin(future::ready(Outcome::Ignored))
             }
         }
     }
@@ -237,9 +246,7 @@ impl Service<RawDelivery> for EventRouter {
     }
 
     fn call(&mut self, delivery: RawDelivery) -> RouterFuture {
-        RouterFuture {
-            outcome: self.route(delivery),
-        }
+        self.route(delivery)
     }
 }
 
@@ -252,14 +259,18 @@ partial_debug!(
 /// The response future of [`EventRouter`] as a service of deliveries.
 #[must_use = "futures do nothing unless polled"]
 pub struct RouterFuture {
-    outcome: BoxFuture<Outcome>,
+    // Around all handlers, and not around each, for which it would be compiled again.
+    outcome: CatchPanic<BoxFuture<Outcome>>,
 }
 
 impl Future for RouterFuture {
     type Output = Result<Outcome, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.outcome.as_mut().poll(cx).map(Ok)
+        let outcome = ready!(Pin::new(&mut self.outcome).poll(cx));
+        Poll::Ready(Ok(
+            outcome.unwrap_or_else(|panic| Outcome::Panicked(Arc::new(panic)))
+        ))
     }
 }
 
@@ -286,9 +297,4 @@ async fn give_up(
         Some(handler) => handler(delivery, error).await.into(),
         None => Outcome::Undecodable(error),
     }
-}
-
-fn catch_panic(run: impl Future<Output = Outcome> + Send + 'static) -> BoxFuture<Outcome> {
-    let panicked = |panic| Outcome::Panicked(Arc::new(panic));
-    Box::pin(CatchPanic::new(run).map(move |run| run.unwrap_or_else(panicked)))
 }

@@ -26,7 +26,7 @@ const PRODUCTS: [(&str, &[&str]); 4] = [
     ("sandbox", &["tower_webhook"]),
 ];
 
-/// What a product misses in the public API, users of the library miss, too.
+/// What a product misses in the public API, users of the library miss, too. Its tests may wrap queues.
 #[test]
 fn products_use_the_public_api_of_the_crates_below_them() {
     let folders = sources("crates", "toml").into_iter();
@@ -45,6 +45,7 @@ fn products_use_the_public_api_of_the_crates_below_them() {
 fn planted_use_of_what_is_not_below_is_reported() {
     let text = "use tower_webhook::inbox::internal::Seen; use tower_webhook_console::Console;
         /// `tower_webhook_sandbox`, and `internal`
+        #[cfg(test)] mod tests { use tower_webhook_sandbox::Sandbox; }
         fn f(it: tower_webhook_admin::Token) -> tower_webhook::Secret { g!(tower_webhook_receiver::h) }";
     let wrong = beyond("receiver", PRODUCTS[2].1, text);
     assert_eq!(
@@ -61,7 +62,7 @@ fn beyond(product: &str, below: &[&str], text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut rest = vec![text.parse::<TokenStream>().unwrap()];
     while let Some(tokens) = rest.pop() {
-        for token in tokens {
+        for token in without_tests(tokens) {
             match token {
                 TokenTree::Group(group) => rest.push(group.stream()),
                 TokenTree::Ident(name) => {
@@ -76,6 +77,43 @@ fn beyond(product: &str, below: &[&str], text: &str) -> BTreeSet<String> {
         }
     }
     found
+}
+
+/// Whoever writes another queue has a small trait for each verb, and finds it in the same file of each other queue.
+#[test]
+fn each_verb_is_a_small_trait_and_a_file_of_each_queue() {
+    const VERBS: [&str; 9] = [
+        "accept", "claim", "settle", "change", "forget", "list", "count", "purge", "measure",
+    ];
+    let files: BTreeMap<_, _> = sources("src", "rs").into_iter().collect();
+    let traits = traits_in(&files["src/inbox/queue.rs"]);
+    let small = traits.iter().all(|(_, methods)| (1..=5).contains(methods));
+    let methods: usize = traits.iter().map(|(_, methods)| methods).sum();
+    assert!(small && methods == 21, "{methods}: {traits:?}");
+    assert_eq!(traits.len(), VERBS.len());
+    for ((name, _), verb) in traits.iter().zip(VERBS) {
+        assert!(name.to_lowercase().starts_with(verb), "{name}");
+        for room in ["memory", "postgres", "sqlite"] {
+            let file = format!("src/{room}/queue/{verb}.rs");
+            let implements = format!("impl {name} for ");
+            let text = files.get(&file).map_or("", String::as_str);
+            assert!(text.contains(&implements), "{file}: {implements}");
+        }
+    }
+}
+
+/// The names of traits, and how many methods each has.
+fn traits_in(text: &str) -> Vec<(String, usize)> {
+    let tokens: Vec<_> = text.parse::<TokenStream>().unwrap().into_iter().collect();
+    let is_word = |at: usize, word: &str| ident(&tokens, at).is_some_and(|found| found == word);
+    let traits = (0..tokens.len()).filter(|at| is_word(*at, "trait"));
+    let traits = traits.map(|at| {
+        let body = (at..tokens.len()).find_map(|at| group(&tokens, at, Delimiter::Brace));
+        let body = body.unwrap().into_iter();
+        let methods = body.filter(|token| matches!(token, TokenTree::Ident(it) if it == "fn"));
+        (ident(&tokens, at + 1).unwrap(), methods.count())
+    });
+    traits.collect()
 }
 
 /// The largest number of lines of a file of tests. A longer one has several topics: each of them gets a file.
@@ -216,19 +254,8 @@ fn read_sql(sources: &[(String, String)]) -> (Tables, Vec<Named>) {
 
 /// The string literals that are SQL, with their lines. Tests may name what they want.
 fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
-    let tokens: Vec<_> = tokens.into_iter().collect();
-    let mut at = 0;
-    while at < tokens.len() {
-        if is(&tokens, at, '#')
-            && let Some(attribute) = group(&tokens, at + 1, Delimiter::Bracket)
-        {
-            at += 2;
-            if is_test(&attribute) {
-                at = skip_item(&tokens, at);
-            }
-            continue;
-        }
-        match &tokens[at] {
+    for token in without_tests(tokens) {
+        match token {
             TokenTree::Group(group) => literals(group.stream(), found),
             TokenTree::Literal(literal) => {
                 let text = literal.to_string();
@@ -241,8 +268,27 @@ fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
             }
             _ => {}
         }
+    }
+}
+
+/// Leaves out the items of tests, and all attributes.
+fn without_tests(tokens: TokenStream) -> Vec<TokenTree> {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let (mut kept, mut at) = (Vec::new(), 0);
+    while at < tokens.len() {
+        if is(&tokens, at, '#')
+            && let Some(attribute) = group(&tokens, at + 1, Delimiter::Bracket)
+        {
+            at += 2;
+            if is_test(&attribute) {
+                at = skip_item(&tokens, at);
+            }
+            continue;
+        }
+        kept.push(tokens[at].clone());
         at += 1;
     }
+    kept
 }
 
 /// The tables that SQL names: their lines, counted from 0, and the keywords before them.

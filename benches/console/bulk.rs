@@ -30,13 +30,10 @@ const CHANGES: usize = 64;
 /// it as long afterwards.
 const PARTS: usize = 10;
 
-pub(crate) async fn measure<Q: Queue + Clone>(
-    name: &str,
-    inbox: &Inbox<Q>,
-    count: u64,
-) -> Result<()> {
+pub(crate) async fn measure(name: &str, inbox: &Inbox, count: u64) -> Result<()> {
     let console = Console::new().inbox(inbox.clone()).router();
-    let dead = die(internal::queue(inbox), count).await?;
+    let queue = internal::queue(inbox);
+    let dead = die(queue, count).await?;
     let (redriven, discarded) = dead.split_at(dead.len() / 2);
     let mut table = Table::new(["what", "events/s", "accept p99 ms", "of without"]);
     for (what, events) in [
@@ -47,15 +44,9 @@ pub(crate) async fn measure<Q: Queue + Clone>(
         let (mut took, mut with, mut without) = (Duration::ZERO, Vec::new(), Vec::new());
         for part in events.chunks(events.len().div_ceil(PARTS)) {
             let (time, times) = match what {
-                "export" => beside(internal::queue(inbox), export(&console, dead.len())).await?,
-                "redrive" => {
-                    let change = change(internal::queue(inbox), part, ActionKind::Redrive);
-                    beside(internal::queue(inbox), change).await?
-                }
-                _ => {
-                    let change = change(internal::queue(inbox), part, ActionKind::Discard);
-                    beside(internal::queue(inbox), change).await?
-                }
+                "export" => beside(queue, export(&console, dead.len())).await?,
+                "redrive" => beside(queue, change(queue, part, ActionKind::Redrive)).await?,
+                _ => beside(queue, change(queue, part, ActionKind::Discard)).await?,
             };
             took += time;
             with.extend(times);
@@ -63,7 +54,7 @@ pub(crate) async fn measure<Q: Queue + Clone>(
                 sleep(time).await;
                 Ok(())
             };
-            without.extend(beside(internal::queue(inbox), nothing).await?.1);
+            without.extend(beside(queue, nothing).await?.1);
         }
         let p99 = quantile(with, 0.99);
         let events = match what {
@@ -82,13 +73,17 @@ pub(crate) async fn measure<Q: Queue + Clone>(
 }
 
 /// What the work took, and the times of accepting beside it in milliseconds.
-async fn beside<Q: Queue + Clone>(
-    queue: &Q,
+async fn beside(
+    queue: &Queue,
     work: impl Future<Output = Result<()>>,
 ) -> Result<(Duration, Vec<f64>)> {
     let is_over = Arc::new(AtomicBool::new(false));
     let events = Arc::new(Events::of_chats(10_000));
-    let accepting = tokio::spawn(accept(queue.clone(), events, Arc::clone(&is_over)));
+    let accepting = tokio::spawn(accept(
+        Arc::clone(&queue.accept),
+        events,
+        Arc::clone(&is_over),
+    ));
     let began = Instant::now();
     let done = work.await;
     let took = began.elapsed();
@@ -99,25 +94,22 @@ async fn beside<Q: Queue + Clone>(
 }
 
 /// Makes so many dead letters.
-async fn die<Q: Queue>(queue: &Q, count: u64) -> Result<Vec<EventId>> {
+async fn die(queue: &Queue, count: u64) -> Result<Vec<EventId>> {
     let events = Events::of_chats(count);
     let mut dead = Vec::new();
     while (dead.len() as u64) < count {
         let some = (0..AT_ONCE).filter_map(|_| events.next_of(count));
-        try_join_all(some.map(|event| queue.accept(event, None))).await?;
-        let claimed = queue.claim(&take(), AT_ONCE, 0).await?;
+        try_join_all(some.map(|event| queue.accept.accept(event, None))).await?;
+        let claimed = queue.claim.claim(&take(), AT_ONCE, 0).await?;
         let bury = Settlement::Dead {
-            failure: Failure {
-                outcome: "failed".to_owned(),
-                reason: "the CRM answered 502 Bad Gateway".to_owned(),
-                took: Some(Duration::from_millis(1200)),
-            },
+            failure: Failure::new("failed", "the CRM answered 502 Bad Gateway")
+                .took(Duration::from_millis(1200)),
             hold_lane: false,
         };
         let settled = claimed
             .events
             .iter()
-            .map(|event| queue.settle(&event.lease, &bury, None));
+            .map(|event| queue.settle.settle(&event.lease, &bury, None));
         try_join_all(settled).await?;
         dead.extend(claimed.events.iter().map(|event| event.lease.id));
     }
@@ -139,14 +131,14 @@ async fn export(console: &Router, count: usize) -> Result<()> {
 }
 
 /// Changes dead letters in steps, as the console does.
-async fn change<Q: Queue>(queue: &Q, events: &[EventId], kind: ActionKind) -> Result<()> {
+async fn change(queue: &Queue, events: &[EventId], kind: ActionKind) -> Result<()> {
     let bulk = NewBulk {
         kind,
         about: String::new(),
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await?;
+    let number = queue.change.begin(&bulk, &By::default()).await?;
     let mut from = EventId(0);
     for some in events.chunks(CHANGES) {
         let began = Instant::now();
@@ -158,12 +150,12 @@ async fn change<Q: Queue>(queue: &Q, events: &[EventId], kind: ActionKind) -> Re
             reached,
             is_last: some.last() == events.last(),
         };
-        let is_made = queue.step_bulk(number, &step).await?;
+        let is_made = queue.change.step(number, &step).await?;
         ensure!(is_made, "somebody else has moved it on");
         from = reached;
         sleep(began.elapsed()).await;
     }
-    let done = queue.actions(Which::All, None, 1).await?;
+    let done = queue.list.actions(Which::All, None, 1).await?;
     let changed = done.first().map_or(0, |action| action.changed);
     ensure!(changed == events.len() as u64, "{changed} were changed");
     Ok(())

@@ -8,9 +8,8 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
-use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{Failure, Filter, Lane, Page, Queue};
-use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook::inbox::internal::{Lane, Settlement};
+use tower_webhook::inbox::{Failure, Filter, Page, Queue};
 use tower_webhook::store::EventKey;
 use tower_webhook::telemetry::{Count, Sample, Series, minute_of};
 
@@ -122,11 +121,11 @@ fn keys(handled: u64) -> impl Iterator<Item = (i64, [u8; 16])> {
 }
 
 /// Lets events wait, and some of them fail.
-async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsettled> {
+async fn wait_and_fail(queue: &Queue, count: u64) -> Result<Unsettled> {
     let events = Arc::new(Events::of_chats(10_000.min(count)));
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
-        let (queue, events) = (queue.clone(), Arc::clone(&events));
+        let (queue, events) = (Arc::clone(&queue.accept), Arc::clone(&events));
         callers.spawn(async move {
             while let Some(event) = events.next_of(count) {
                 queue.accept(event, None).await?;
@@ -137,12 +136,10 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsett
     while let Some(ended) = callers.join_next().await {
         ended??;
     }
-    let failure = || Failure {
-        outcome: "failed".to_owned(),
-        reason: "the CRM answered 502 Bad Gateway".to_owned(),
-        took: Some(Duration::from_millis(1200)),
+    let failure = || {
+        Failure::new("failed", "the CRM answered 502 Bad Gateway").took(Duration::from_millis(1200))
     };
-    let newest = queue.list(&Filter::default(), Page::newest(1)).await?;
+    let newest = queue.list.list(&Filter::default(), Page::newest(1)).await?;
     let mut unsettled = Unsettled {
         retrying: 0,
         dead: 0,
@@ -150,7 +147,10 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsett
     };
     let mut left = 2 * (count / FAILED);
     while left > 0 {
-        let claimed = queue.claim(&take(), left.min(100) as usize, 0).await?;
+        let claimed = queue
+            .claim
+            .claim(&take(), left.min(100) as usize, 0)
+            .await?;
         for event in claimed.events {
             let settlement = match left % 2 {
                 0 => Settlement::Retry {
@@ -169,7 +169,8 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsett
                 0 => unsettled.retrying = event.lease.id.0,
                 _ => unsettled.dead = event.lease.id.0,
             }
-            queue.settle(&event.lease, &settlement, None).await?;
+            let settling = queue.settle.settle(&event.lease, &settlement, None);
+            settling.await?;
             left -= 1;
         }
     }
@@ -187,7 +188,7 @@ fn filled(began: Instant, handled: u64, unsettled: Unsettled) -> Filled {
 
 /// What three processes have counted: by minute for two hours, together by 30 minutes for two weeks, and by 12 hours for a
 /// month; and a refusal of each minute of a week.
-async fn count_all(queue: &impl Queue) -> Result<()> {
+async fn count_all(queue: &Queue) -> Result<()> {
     const SPAN: i64 = 30;
     const HOUR: i64 = 60;
     const DAY: i64 = 24 * HOUR;
@@ -227,25 +228,25 @@ async fn count_all(queue: &impl Queue) -> Result<()> {
         });
     let counts: Vec<_> = counts.collect();
     for some in counts.chunks(256) {
-        queue.note_counts(some).await?;
+        queue.count.note_counts(some).await?;
     }
     println!("\n{} counts", counts.len());
     Ok(())
 }
 
 /// So that the kinds exist: that of all events, and one of which all events were deleted.
-async fn accept_both_kinds(queue: &impl Queue) -> Result<()> {
+async fn accept_both_kinds(queue: &Queue) -> Result<()> {
     let events = Events::of_chats(1);
-    queue.accept(events.next(), None).await?;
+    queue.accept.accept(events.next(), None).await?;
     let mut rare = events.next();
     rare.delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}");
     (rare.lane, rare.chat, rare.key) = (None, None, None);
-    queue.accept(rare, None).await?;
+    queue.accept.accept(rare, None).await?;
     Ok(())
 }
 
 /// Events that were handled in the last eight days, without their bodies.
-pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Result<Filled> {
+pub(crate) async fn sqlite(queue: &Queue, path: &Path, count: u64) -> Result<Filled> {
     let began = Instant::now();
     let handled = count - count / WAITING;
     accept_both_kinds(queue).await?;
@@ -279,11 +280,7 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
     Ok(filled(began, handled, unsettled))
 }
 
-pub(crate) async fn postgres<Q: Queue + Clone>(
-    queue: &Q,
-    pool: &PgPool,
-    count: u64,
-) -> Result<Filled> {
+pub(crate) async fn postgres(queue: &Queue, pool: &PgPool, count: u64) -> Result<Filled> {
     let began = Instant::now();
     let handled = count - count / WAITING;
     accept_both_kinds(queue).await?;

@@ -35,8 +35,8 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{self, Accepted};
-use tower_webhook::inbox::{Inbox, Queue};
+use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::internal::{self, AcceptEvents, Accepted};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook_console::Console;
@@ -142,16 +142,16 @@ fn run(args: &Args) -> Result<()> {
         let scratch = env!("CARGO_TARGET_TMPDIR").into();
         let directory = TempDir::new_in(args.directory.as_ref().unwrap_or(&scratch))?;
         let path = directory.path().join("webhooks.db");
-        let queue = SqliteQueue::open(&path)?;
+        let inbox = Inbox::new(SqliteQueue::open(&path)?);
         runtime.block_on(async {
             if let Some(count) = bulk {
-                bulk::measure("SQLite", &Inbox::new(queue.clone()), count).await?;
+                bulk::measure("SQLite", &inbox, count).await?;
             }
             if args.bulk.is_some() {
                 return Ok(());
             }
-            let filled = fill::sqlite(&queue, &path, effort.events).await?;
-            measure("SQLite", &effort, Inbox::new(queue), filled, &mut verdicts).await
+            let filled = fill::sqlite(internal::queue(&inbox), &path, effort.events).await?;
+            measure("SQLite", &effort, &inbox, &filled, &mut verdicts).await
         })?;
     }
     if args.only != Some(Of::Sqlite) {
@@ -161,23 +161,15 @@ fn run(args: &Args) -> Result<()> {
                 .max_connections(8)
                 .connect(&server.url())
                 .await?;
-            let queue = PostgresQueue::new(pool.clone());
-            queue.migrate().await?;
+            let inbox = Inbox::new(PostgresQueue::open(pool.clone()).await?);
             if let Some(count) = bulk {
-                bulk::measure("Postgres", &Inbox::new(queue.clone()), count).await?;
+                bulk::measure("Postgres", &inbox, count).await?;
             }
             if args.bulk.is_some() {
                 return Ok(());
             }
-            let filled = fill::postgres(&queue, &pool, effort.events).await?;
-            measure(
-                "Postgres",
-                &effort,
-                Inbox::new(queue),
-                filled,
-                &mut verdicts,
-            )
-            .await
+            let filled = fill::postgres(internal::queue(&inbox), &pool, effort.events).await?;
+            measure("Postgres", &effort, &inbox, &filled, &mut verdicts).await
         })?;
     }
     println!("\n## Targets\n\n{verdicts}");
@@ -191,24 +183,24 @@ struct Effort<'a> {
     operators: &'a [u32],
 }
 
-async fn measure<Q: Queue + Clone>(
+async fn measure(
     name: &str,
     effort: &Effort<'_>,
-    inbox: Inbox<Q>,
-    filled: Filled,
+    inbox: &Inbox,
+    filled: &Filled,
     verdicts: &mut Verdicts,
 ) -> Result<()> {
     for operators in effort.operators {
-        measure_with(*operators, name, effort, &inbox, &filled, verdicts).await?;
+        measure_with(*operators, name, effort, inbox, filled, verdicts).await?;
     }
     Ok(())
 }
 
-async fn measure_with<Q: Queue + Clone>(
+async fn measure_with(
     operators: u32,
     name: &str,
     effort: &Effort<'_>,
-    inbox: &Inbox<Q>,
+    inbox: &Inbox,
     filled: &Filled,
     verdicts: &mut Verdicts,
 ) -> Result<()> {
@@ -228,7 +220,7 @@ async fn measure_with<Q: Queue + Clone>(
     for round in 0..effort.rounds {
         for part in Part::of_round(round) {
             let is_over = Arc::new(AtomicBool::new(false));
-            let queue = internal::queue(inbox).clone();
+            let queue = Arc::clone(&internal::queue(inbox).accept);
             let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
             let began = Instant::now();
             while began.elapsed() < effort.time {
@@ -370,8 +362,8 @@ impl Acceptances {
 }
 
 /// Accepts events at the rate, and returns the milliseconds that each took.
-async fn accept<Q: Queue + Clone>(
-    queue: Q,
+async fn accept(
+    queue: Arc<dyn AcceptEvents>,
     events: Arc<Events>,
     is_over: Arc<AtomicBool>,
 ) -> Result<Vec<f64>> {
@@ -384,7 +376,7 @@ async fn accept<Q: Queue + Clone>(
     while !is_over.load(Ordering::Relaxed) {
         tick.tick().await;
         for _ in 0..RATE / TICKS {
-            let (queue, event) = (queue.clone(), events.next());
+            let (queue, event) = (Arc::clone(&queue), events.next());
             callers.spawn(async move {
                 let began = Instant::now();
                 let accepted = queue.accept(event, None).await?;

@@ -5,8 +5,6 @@ use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Context, Result, ensure};
 use tokio::runtime::Builder;
@@ -32,7 +30,10 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     let directory = tempfile::tempdir_in(&effort.directory)?;
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {
-        let open = |name| SqliteQueue::open(directory.path().join(name));
+        let open = |name| {
+            let queue = SqliteQueue::open(directory.path().join(name));
+            queue.map(Queue::from)
+        };
         let (empty, full) = (open("empty.db")?, open("full.db")?);
         let events = Arc::new(Events::of_chats(effort.keys / 10));
         let began = Instant::now();
@@ -50,7 +51,7 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
             }
         }
         let began = Instant::now();
-        let stats = full.stats().await?;
+        let stats = full.count.stats().await?;
         let stats_took = began.elapsed();
         let waiting = stats.unsettled();
 
@@ -78,21 +79,17 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
         );
         let what = format!("drain of {waiting} waiting events, events/s");
         verdicts.add(what, AtLeast(15_000.0), Spread::of(rates), 0);
-        let left = full.stats().await?;
+        let left = full.count.stats().await?;
         ensure!(left.is_all_handled(), "not all was handled:\n{left}");
         Ok(())
     })
 }
 
 /// Accepts events which nobody takes.
-pub(crate) async fn fill<Q: Queue + Clone>(
-    queue: &Q,
-    events: &Arc<Events>,
-    count: u64,
-) -> Result<()> {
+pub(crate) async fn fill(queue: &Queue, events: &Arc<Events>, count: u64) -> Result<()> {
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
-        let (queue, events) = (queue.clone(), Arc::clone(events));
+        let (queue, events) = (Arc::clone(&queue.accept), Arc::clone(events));
         callers.spawn(async move {
             while let Some(event) = events.next_of(count) {
                 queue.accept(event, None).await?;
@@ -107,28 +104,31 @@ pub(crate) async fn fill<Q: Queue + Clone>(
 }
 
 /// Accepts events, claims as many and settles them. Returns the median times in microseconds.
-async fn probe(queue: &SqliteQueue, events: &Events, samples: u64) -> Result<(f64, f64)> {
+async fn probe(queue: &Queue, events: &Events, samples: u64) -> Result<(f64, f64)> {
     let (mut accepts, mut claims) = (Vec::new(), Vec::new());
     for _ in 0..samples {
         let event = events.next();
         let began = Instant::now();
-        queue.accept(event, None).await?;
+        queue.accept.accept(event, None).await?;
         accepts.push(began.elapsed().as_secs_f64() * 1e6);
 
         let began = Instant::now();
-        let mut claimed = queue.claim(&take(), 1, 1).await?;
+        let mut claimed = queue.claim.claim(&take(), 1, 1).await?;
         claims.push(began.elapsed().as_secs_f64() * 1e6);
         let event = claimed.events.pop().context("an event waits")?;
-        let settled = queue
-            .settle(&event.lease, &Settlement::Handled, None)
-            .await?;
-        ensure!(matches!(settled, Settled::Ended(_)), "the lease was lost");
+        let settling = queue
+            .settle
+            .settle(&event.lease, &Settlement::Handled, None);
+        ensure!(
+            matches!(settling.await?, Settled::Ended(_)),
+            "the lease was lost"
+        );
     }
     Ok((quantile(accepts, 0.5), quantile(claims, 0.5)))
 }
 
 /// Handles all events, and returns the events per second of each part, and of all.
-async fn drain(queue: &SqliteQueue, concurrency: usize, waiting: u64) -> Result<(Vec<f64>, f64)> {
+async fn drain(queue: &Queue, concurrency: usize, waiting: u64) -> Result<(Vec<f64>, f64)> {
     let handled = Arc::new(AtomicU64::new(0));
     let ended = Arc::new(Notify::new());
     let times: Arc<[std::sync::OnceLock<Instant>]> =

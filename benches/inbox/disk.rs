@@ -33,17 +33,17 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let events = Arc::new(Events::of_chats(count));
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let (in_sqlite, in_postgres, bare) = runtime.block_on(async {
-        let queue = SqliteQueue::open(&file)?;
+        let queue = Queue::from(SqliteQueue::open(&file)?);
         fill(&queue, &events, count).await?;
         drop(queue);
         let waiting = sqlite_size(&file, "SELECT 1")?;
-        let queue = SqliteQueue::open(&file)?;
+        let queue = Queue::from(SqliteQueue::open(&file)?);
         handle(&queue, count).await?;
         drop(queue);
         let handled = sqlite_size(&file, "VACUUM")?;
 
         let server = PostgresServer::start();
-        let queue = postgres::queue(&server.url()).await?;
+        let queue = Queue::from(postgres::queue(&server.url()).await?);
         let pool = connect(&server.url(), 1).await?;
         let empty = postgres_size(&pool).await?;
         let events = Arc::new(Events::of_chats(count));
@@ -81,18 +81,17 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 }
 
 /// Handles all events, and deletes their bodies.
-async fn handle<Q: Queue>(queue: &Q, count: u64) -> Result<()> {
+async fn handle(queue: &Queue, count: u64) -> Result<()> {
     let mut handled = 0;
     while handled < count {
-        let events = queue.claim(&take(), 64, 1).await?.events;
-        let settling = events
-            .iter()
-            .map(|event| queue.settle(&event.lease, &Settlement::Handled, None));
+        let events = queue.claim.claim(&take(), 64, 1).await?.events;
+        let settle = |lease| queue.settle.settle(lease, &Settlement::Handled, None);
+        let settling = events.iter().map(|event| settle(&event.lease));
         handled += try_join_all(settling).await?.len() as u64;
     }
     // A body is deleted when the clock of the queue has moved on.
     tokio::time::sleep(Duration::from_millis(50)).await;
-    while queue.purge(Duration::ZERO).await? {}
+    while queue.purge.purge(Duration::ZERO).await? {}
     Ok(())
 }
 

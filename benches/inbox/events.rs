@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use tower_webhook::event::{EventKind, sample};
-use tower_webhook::inbox::Lane;
-use tower_webhook::inbox::internal::{Kinds, Namespace, NewEvent, Take};
+use tower_webhook::inbox::internal::{Kinds, Lane, Namespace, NewEvent, Take};
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery, Secret};
 

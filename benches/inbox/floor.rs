@@ -5,7 +5,6 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
-use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures_util::future::try_join_all;
@@ -14,7 +13,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, params};
 use tokio::runtime::Builder;
 use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settlement};
+use tower_webhook::inbox::internal::{AcceptEvents, Accepted, NewEvent, SettleEvents, Settlement};
 use tower_webhook::sqlite::SqliteQueue;
 
 use crate::contest::Effort;

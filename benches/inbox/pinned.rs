@@ -4,8 +4,6 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Result, ensure};
 use axum::body::Body;
@@ -16,9 +14,8 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{Accept, Inbox};
-use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::inbox::internal::{self, Settlement};
+use tower_webhook::inbox::{Accept, Inbox, Queue};
 use tower_webhook::signature::Signature;
 use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
 
@@ -35,7 +32,7 @@ use support::postgres::PostgresServer;
 const RATE: u64 = 800;
 const CALLERS: usize = 64;
 
-type Webhooks = Signature<Accept<PostgresQueue>>;
+type Webhooks = Signature<Accept>;
 
 pub(crate) fn run(
     effort: &Effort,
@@ -142,8 +139,7 @@ async fn measure(
     time: Duration,
 ) -> Result<Measured> {
     let url = server.url();
-    let queue = queue(&url).await?;
-    let inbox = Inbox::new(queue.clone());
+    let inbox = Inbox::new(queue(&url).await?);
     let seen = Arc::new(Seen::default());
     let handler = {
         let seen = Arc::clone(&seen);
@@ -169,7 +165,8 @@ async fn measure(
     if let Ok(mut lags) = seen.lags.lock() {
         lags.clear();
     }
-    let (backlog, claims) = open(&webhooks, &deliveries, &seen, &queue, time).await?;
+    let (backlog, claims) =
+        open(&webhooks, &deliveries, &seen, internal::queue(&inbox), time).await?;
     let lags = seen
         .lags
         .lock()
@@ -180,7 +177,7 @@ async fn measure(
     sqlx::query("COMMIT").execute(&mut pin).await?;
 
     worker.drain(Duration::from_secs(20)).await?;
-    let stats = queue.stats().await?;
+    let stats = inbox.stats().await?;
     ensure!(stats.is_all_handled(), "not all was handled:\n{stats}");
     Ok(Measured {
         dead_rows,
@@ -228,7 +225,7 @@ async fn open(
     webhooks: &Webhooks,
     deliveries: &Arc<Deliveries>,
     seen: &Arc<Seen>,
-    queue: &PostgresQueue,
+    queue: &Queue,
     time: Duration,
 ) -> Result<(u64, Vec<f64>)> {
     const TICKS: u64 = 100;
@@ -253,13 +250,14 @@ async fn open(
         ticks += 1;
         if ticks % 10 == 0 {
             let asked = Instant::now();
-            let claimed = queue.claim(&take(), 1, 0).await?;
+            let claimed = queue.claim.claim(&take(), 1, 0).await?;
             claims.push(asked.elapsed().as_secs_f64() * 1e3);
             for event in claimed.events {
                 seen.handle(&event.delivery);
-                queue
-                    .settle(&event.lease, &Settlement::Handled, None)
-                    .await?;
+                let settling = queue
+                    .settle
+                    .settle(&event.lease, &Settlement::Handled, None);
+                settling.await?;
             }
         }
         if ticks % (60 * TICKS) == 0 {

@@ -28,9 +28,7 @@ pub(crate) async fn connect(url: &str, connections: u32) -> Result<PgPool> {
 
 /// A queue with as many connections as its page recommends.
 pub(crate) async fn queue(url: &str) -> Result<PostgresQueue> {
-    let queue = PostgresQueue::new(connect(url, 4).await?);
-    queue.migrate().await?;
-    Ok(queue)
+    Ok(PostgresQueue::open(connect(url, 4).await?).await?)
 }
 
 /// The measurement of one round.

@@ -81,7 +81,7 @@ async fn receiver(what: &str) -> Result<(Router, Option<WorkerHandle>)> {
 }
 
 /// A spool in front of a database that is away.
-async fn spool(path: &str) -> Result<Spooled<PostgresQueue>> {
+async fn spool(path: &str) -> Result<Spooled> {
     let nowhere = PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/nothing")?;
     let spool = Spool::new(path).on_any_disk();
     Ok(spool.open(PostgresQueue::new(nowhere)).await?)
@@ -93,9 +93,10 @@ fn bare() -> Router {
 }
 
 /// A receiver with an inbox, and with a handler that does nothing if there is a concurrency.
-fn inbox<Q: Queue + Clone>(queue: Q, concurrency: Option<usize>) -> (Router, Option<WorkerHandle>) {
+fn inbox(queue: impl Into<Queue>, concurrency: Option<usize>) -> (Router, Option<WorkerHandle>) {
     let handled = Arc::new(AtomicU64::new(0));
-    let inbox = Inbox::new(queue.clone()).backlog_limit(u64::MAX);
+    let inbox = Inbox::new(queue).backlog_limit(u64::MAX);
+    let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
     let worker = concurrency.map(|concurrency| {
         let handled = Arc::clone(&handled);
         let nothing = service_fn(move |delivery: RawDelivery| {
@@ -107,7 +108,7 @@ fn inbox<Q: Queue + Clone>(queue: Q, concurrency: Option<usize>) -> (Router, Opt
     });
     let settled = async move || {
         loop {
-            match queue.stats().await {
+            match inbox.stats().await {
                 Ok(stats) if stats.is_all_handled() => {
                     return Ok(handled.load(Ordering::Relaxed).to_string());
                 }
@@ -117,10 +118,7 @@ fn inbox<Q: Queue + Clone>(queue: Q, concurrency: Option<usize>) -> (Router, Opt
         }
     };
     let router = Router::new()
-        .route_service(
-            "/webhooks",
-            SignatureLayer::new(secret()).layer(inbox.accept()),
-        )
+        .route_service("/webhooks", webhooks)
         .route("/settled", get(settled));
     (router, worker)
 }

@@ -68,13 +68,9 @@ async fn receiver(what: &str) -> Result<Router> {
         #[cfg(feature = "sqlite")]
         "sqlite" => pipeline(SqliteStore::open(rest)?),
         #[cfg(feature = "redis")]
-        "redis" => pipeline(RedisStore::connect(what).await?),
+        "redis" => pipeline(RedisStore::open(what).await?),
         #[cfg(feature = "postgres")]
-        "postgres" => {
-            let store = PostgresStore::new(pool(what).await?);
-            store.migrate().await?;
-            pipeline(store)
-        }
+        "postgres" => pipeline(PostgresStore::open(pool(what).await?).await?),
         _ => bail!("no receiver `{what}`"),
     })
 }

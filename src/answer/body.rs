@@ -77,6 +77,14 @@ impl<B> ResponseBody<B> {
         response
     }
 
+    /// Returns the answer as one whole. `whole` does so for that of a service.
+    pub(crate) fn into_full(self, whole: impl FnOnce(B) -> Full<Bytes>) -> Full<Bytes> {
+        match self.inner {
+            Inner::Answer { body } => body,
+            Inner::Service { body } => whole(body),
+        }
+    }
+
     fn of_this_crate(body: Full<Bytes>) -> Self {
         Self {
             inner: Inner::Answer { body },

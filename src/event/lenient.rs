@@ -28,11 +28,24 @@ macro_rules! payload {
     )*) => {$(
         $(#[$meta])*
         #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+        #[non_exhaustive]
         pub struct $Payload {
             $(
                 $(#[$field_meta])*
                 #[serde(rename = $name, skip_serializing_if = "lenient::is_omitted")]
                 pub $field: $Type,
+            )*
+        }
+
+        /// Setters, for events of your own in tests.
+        impl $Payload {
+            $(
+                #[doc = concat!("Sets [`", stringify!($field), "`](Self#structfield.", stringify!($field), ").")]
+                #[must_use]
+                pub fn $field(mut self, value: impl Into<$Type>) -> Self {
+                    self.$field = value.into();
+                    self
+                }
             )*
         }
 

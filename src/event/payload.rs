@@ -23,11 +23,8 @@ payload! {
     ///
     /// let chat: Chat = serde_json::from_str(r#"{"id":"c-1","user":{"name":"Ada","locale":7}}"#)?;
     ///
-    /// assert_eq!(chat, Chat {
-    ///     id: Some("c-1".into()),
-    ///     user: Some(User { name: Some("Ada".into()), ..User::default() }),
-    ///     ..Chat::default()
-    /// });
+    /// let ada = User::default().name("Ada".to_owned());
+    /// assert_eq!(chat, Chat::default().id("c-1".to_owned()).user(ada));
     /// # Ok::<(), serde_json::Error>(())
     /// ```
     #[derive(Eq)]

@@ -17,6 +17,7 @@ use std::time::Duration;
 /// assert!(policy.retention() > policy.retry_for);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct SenderPolicy {
     /// The time between two attempts to deliver one event; 600 seconds by default.
     pub retry_every: Duration,
@@ -28,6 +29,33 @@ pub struct SenderPolicy {
 }
 
 impl SenderPolicy {
+    /// Returns the limits of a sender that retries an event every `retry_every`, for `retry_for`, and is not known to disable
+    /// a webhook.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::SenderPolicy;
+    ///
+    /// let (minute, day) = (Duration::from_secs(60), Duration::from_secs(24 * 60 * 60));
+    /// let policy = SenderPolicy::new(5 * minute, 3 * day).disable_after(100);
+    /// assert_eq!(policy.retention(), 4 * day);
+    /// ```
+    #[must_use]
+    pub const fn new(retry_every: Duration, retry_for: Duration) -> Self {
+        Self {
+            retry_every,
+            retry_for,
+            disable_after: None,
+        }
+    }
+
+    /// Sets how many attempts per hour may fail before the webhook is disabled.
+    #[must_use]
+    pub const fn disable_after(mut self, failures: u32) -> Self {
+        self.disable_after = Some(failures);
+        self
+    }
+
     /// Returns how long a completed key is remembered by default: [`retry_for`](Self::retry_for) plus
     /// one day.
     ///
@@ -62,10 +90,7 @@ impl SenderPolicy {
 
 impl Default for SenderPolicy {
     fn default() -> Self {
-        Self {
-            retry_every: Duration::from_secs(600),
-            retry_for: Duration::from_secs(7 * 24 * 60 * 60),
-            disable_after: Some(500),
-        }
+        let week = Duration::from_secs(7 * 24 * 60 * 60);
+        Self::new(Duration::from_secs(600), week).disable_after(500)
     }
 }

@@ -105,7 +105,7 @@ impl Runs {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let Some(place) = Place::to_run(self) else {
+        let Some(place) = Slot::to_run(self) else {
             tracing::error!(
                 limit = self.limit.load(Ordering::Relaxed),
                 "the client disconnected, and too many runs are detached already: this one was \
@@ -123,12 +123,12 @@ impl Runs {
 }
 
 /// A place in the count, given back when it is dropped.
-pub(crate) struct Place {
+pub(crate) struct Slot {
     count: Arc<watch::Sender<Count>>,
     of: fn(&mut Count) -> &mut usize,
 }
 
-impl Place {
+impl Slot {
     /// For a detached run, if the limit allows one more.
     fn to_run(runs: &Runs) -> Option<Self> {
         let limit = runs.limit.load(Ordering::Relaxed);
@@ -153,7 +153,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Slot {
     fn drop(&mut self) {
         self.count.send_modify(|count| *(self.of)(count) -= 1);
     }

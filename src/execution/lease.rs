@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep};
 use tracing::Instrument;
 
-use super::detached::{Place, Runs};
+use super::detached::{Runs, Slot};
 use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
 use super::settle::Tries;
@@ -193,7 +193,7 @@ impl<St: Store> Drop for HeldLease<St> {
         let (leases, lease) = (Arc::clone(&self.leases), self.lease.clone());
         match Handle::try_current() {
             Ok(runtime) => {
-                let place = Place::to_release(&leases.runs);
+                let place = Slot::to_release(&leases.runs);
                 let released = async move {
                     release_later(leases, lease).await;
                     drop(place);

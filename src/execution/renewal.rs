@@ -35,7 +35,7 @@ type Queues<St> = HashMap<runtime::Id, Queue<St>>;
 
 /// The leases of one runtime that were not renewed yet, in the order in which they are due.
 struct Queue<St> {
-    leases: BTreeMap<Place, Arc<Watched<St>>>,
+    leases: BTreeMap<DueLease, Arc<Watched<St>>>,
     newest: u64,
     /// The time at which its task wakes up next.
     wakes_at: Instant,
@@ -43,7 +43,7 @@ struct Queue<St> {
 }
 
 /// The time at which a lease is due, and its number.
-type Place = (Instant, u64);
+type DueLease = (Instant, u64);
 
 impl<St: Store> Renewals<St> {
     /// Renews a lease, which was requested at `claimed`, until the returned value is dropped.
@@ -76,25 +76,25 @@ impl<St: Store> Renewals<St> {
         // Made before the first `.await`, so that dropping this future ends the renewal.
         let renewal = Renewal(watched);
         match seen {
-            Seen::InTime => return renewal,
-            Seen::Now => {}
-            Seen::ByNew(scheduler) => drop(runtime.spawn(scheduler.run(duration / 3))),
+            NoticedBy::InTime => return renewal,
+            NoticedBy::Now => {}
+            NoticedBy::ByNew(scheduler) => drop(runtime.spawn(scheduler.run(duration / 3))),
         }
         // Lets the task run before the handler is polled: behind a handler that blocks, it would be late.
         yield_now().await;
         renewal
     }
 
-    fn enqueue(&self, lease: Arc<Watched<St>>) -> Seen<St> {
+    fn enqueue(&self, lease: Arc<Watched<St>>) -> NoticedBy<St> {
         let mut queues = lock(&self.waiting);
         let (queue, seen) = match queues.entry(lease.runtime) {
             Entry::Occupied(queue) => {
                 let queue = queue.into_mut();
                 let seen = if queue.wakes_at <= lease.place.0 {
-                    Seen::InTime
+                    NoticedBy::InTime
                 } else {
                     queue.wake_now.notify_one();
-                    Seen::Now
+                    NoticedBy::Now
                 };
                 (queue, seen)
             }
@@ -111,7 +111,7 @@ impl<St: Store> Renewals<St> {
                     wakes_at: lease.place.0,
                     wake_now: Arc::clone(&scheduler.wake_now),
                 };
-                (free.insert(queue), Seen::ByNew(scheduler))
+                (free.insert(queue), NoticedBy::ByNew(scheduler))
             }
         };
         queue.newest = lease.place.1;
@@ -133,7 +133,7 @@ impl<St> Default for Renewals<St> {
 partial_debug!([St] Renewals<St>);
 
 /// Which task notices that a lease is due.
-enum Seen<St> {
+enum NoticedBy<St> {
     /// The queue's task, when it wakes up next.
     InTime,
     /// The queue's task, which was notified.
@@ -253,7 +253,7 @@ struct Watched<St> {
     leases: Arc<Leases<St>>,
     lease: Lease,
     runtime: runtime::Id,
-    place: Place,
+    place: DueLease,
     /// The delivery's span.
     span: Span,
     state: Mutex<State>,

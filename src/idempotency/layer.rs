@@ -79,10 +79,8 @@ impl<St: Store> IdempotencyLayer<St> {
     /// # use std::time::Duration;
     /// # use tower_webhook::{IdempotencyLayer, SenderPolicy, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let policy = SenderPolicy {
-    ///     retry_for: Duration::from_secs(3 * 24 * 60 * 60),
-    ///     ..SenderPolicy::default()
-    /// };
+    /// let (minute, day) = (Duration::from_secs(60), Duration::from_secs(24 * 60 * 60));
+    /// let policy = SenderPolicy::new(10 * minute, 3 * day);
     /// let layer = IdempotencyLayer::new(MokaStore::new()).sender_policy(policy)?;
     /// # Ok(())
     /// # }

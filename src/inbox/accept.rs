@@ -15,15 +15,14 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::backlog::Due;
 use super::event::{Lane, Namespace, NewEvent};
-use super::handle::{Inbox, Settings, Shared};
+use super::handle::{Inbox, Settings};
 use super::headers;
-use super::queue::{Accepted, Queue};
+use super::queue::Accepted;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::RawDelivery;
@@ -38,9 +37,9 @@ use crate::verified::Verified;
 ///
 /// It answers 200 when the event is stored, or was stored before. See the
 /// [table of responses](crate::docs::responses#inbox).
-#[derive(Debug)]
-pub struct Accept<Q> {
-    inbox: Inbox<Q>,
+#[derive(Clone, Debug)]
+pub struct Accept {
+    inbox: Inbox,
     counting: Arc<Counting>,
 }
 
@@ -52,7 +51,7 @@ struct Counting {
 }
 
 impl Counting {
-    fn start<Q: Queue>(self: &Arc<Self>, inbox: &Inbox<Q>) {
+    fn start(self: &Arc<Self>, inbox: &Inbox) {
         if self.kept.is_empty() {
             return;
         }
@@ -64,10 +63,10 @@ impl Counting {
     }
 }
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Returns the service that accepts verified deliveries. It is the inner service of a
     /// [`SignatureLayer`](crate::SignatureLayer).
-    pub fn accept(&self) -> Accept<Q> {
+    pub fn accept(&self) -> Accept {
         self.note_namespace();
         let counting = Arc::new(Counting {
             kept: self.settings.observers.kept(),
@@ -84,19 +83,10 @@ impl<Q: Queue> Inbox<Q> {
     }
 }
 
-impl<Q> Clone for Accept<Q> {
-    fn clone(&self) -> Self {
-        Self {
-            inbox: self.inbox.clone(),
-            counting: Arc::clone(&self.counting),
-        }
-    }
-}
-
 /// The body of the answers of [`Accept`].
 type Body = ResponseBody<Full<Bytes>>;
 
-impl<Q: Queue> Service<Request<Verified>> for Accept<Q> {
+impl Service<Request<Verified>> for Accept {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = AcceptFuture;
@@ -211,11 +201,7 @@ display!(Refusal, |it| it.row().detail);
 impl Error for Refusal {}
 
 /// Stores a delivery, answers it, and handles the event if it was taken in the same step.
-async fn accept<Q: Queue>(
-    inbox: Inbox<Q>,
-    delivery: RawDelivery,
-    answer: oneshot::Sender<Answered>,
-) {
+async fn accept(inbox: Inbox, delivery: RawDelivery, answer: oneshot::Sender<Answered>) {
     let Inbox { shared, settings } = &inbox;
     if let Err(refusal) = shared.check_backlog(settings).await
         && !inbox.has(delivery.key()).await
@@ -230,6 +216,7 @@ async fn accept<Q: Queue>(
     let asked = Instant::now();
     let accepting = shared
         .queue
+        .accept
         .accept(event, room.as_ref().map(|room| &*room.take));
     // Longer than the client waits: what takes effect late is handled here, too.
     let limit = settings.limits.lease();
@@ -300,46 +287,6 @@ fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
         retain: limits.retention,
         dead,
         delivery,
-    }
-}
-
-impl<Q: Queue> Shared<Q> {
-    /// Refuses a delivery if the queue has reached its limit.
-    async fn check_backlog(self: &Arc<Self>, settings: &Settings) -> Result<(), Refusal> {
-        let limit = settings.backlog_limit;
-        let time = settings.limits.store_timeout;
-        match self.backlog.is_due() {
-            Due::No => {}
-            Due::First => Asking(Arc::clone(self)).ask(limit, time).await,
-            // No delivery waits for it.
-            Due::Again => drop(tokio::spawn(Asking(Arc::clone(self)).ask(limit, time))),
-        }
-        if self.backlog.bytes() < limit {
-            return Ok(());
-        }
-        Err(Refusal::BacklogFull {
-            limit,
-            retry_after: settings.limits.policy.retry_every,
-        })
-    }
-}
-
-/// The one call that asks for the queue's size. Dropping it lets the next one ask, so a runtime that ends or a queue
-/// that panics does not stop the asking for ever.
-struct Asking<Q>(Arc<Shared<Q>>);
-
-impl<Q: Queue> Asking<Q> {
-    async fn ask(self, limit: u64, time: Duration) {
-        // An error is reported by other calls.
-        if let Ok(Ok(bytes)) = timeout(time, self.0.queue.size()).await {
-            self.0.backlog.see(bytes, limit);
-        }
-    }
-}
-
-impl<Q> Drop for Asking<Q> {
-    fn drop(&mut self) {
-        self.0.backlog.asked();
     }
 }
 

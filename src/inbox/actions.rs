@@ -116,6 +116,7 @@ impl fmt::Display for ActionKind {
 
 /// What a person did.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Action {
     /// Its number. Later actions have larger ones.
     pub number: i64,
@@ -164,11 +165,11 @@ impl Bulk {
     /// Whether events may be left, on which somebody works or not.
     ///
     /// ```
-    /// use tower_webhook::inbox::{Action, Inbox, Queue};
+    /// use tower_webhook::inbox::{Action, Inbox};
     /// use tower_webhook::store::StoreError;
     ///
     /// /// Waits for a change that another process makes.
-    /// async fn has_ended(inbox: &Inbox<impl Queue>, number: i64) -> Result<bool, StoreError> {
+    /// async fn has_ended(inbox: &Inbox, number: i64) -> Result<bool, StoreError> {
     ///     let action = inbox.action(number).await?;
     ///     Ok(action.and_then(|action| action.bulk).is_none_or(|bulk| !bulk.is_open()))
     /// }

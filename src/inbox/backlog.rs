@@ -1,20 +1,22 @@
-//! The size of a queue, as it was known last.
+//! The size of a queue, as it was known last, and the deliveries that are refused because of it.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
+use super::accept::Refusal;
+use super::handle::{Settings, Shared};
 use crate::lock::lock;
 
 /// The last known size of the queue.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    seen: Mutex<Seen>,
+    seen: Mutex<Size>,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
+struct Size {
     bytes: u64,
     /// When it was asked for last.
     at: Option<Instant>,
@@ -31,23 +33,23 @@ const CALM: u64 = 70;
 const WARN: u64 = 80;
 
 /// Whether the caller has to ask for the size of the queue.
-pub(super) enum Due {
+enum Due {
     No,
     First,
     Again,
 }
 
 impl Backlog {
-    pub(super) fn bytes(&self) -> u64 {
+    fn bytes(&self) -> u64 {
         lock(&self.seen).bytes
     }
 
     /// Lets the next caller ask.
-    pub(super) fn asked(&self) {
+    fn asked(&self) {
         lock(&self.seen).is_asking = false;
     }
 
-    pub(super) fn is_due(&self) -> Due {
+    fn is_due(&self) -> Due {
         let now = Instant::now();
         let mut seen = lock(&self.seen);
         let is_fresh = |at| now.saturating_duration_since(at) < FRESH;
@@ -61,7 +63,7 @@ impl Backlog {
         }
     }
 
-    pub(super) fn see(&self, bytes: u64, limit: u64) {
+    fn see(&self, bytes: u64, limit: u64) {
         let percent = bytes.saturating_mul(100) / limit.max(1);
         let mut seen = lock(&self.seen);
         seen.bytes = bytes;
@@ -76,5 +78,48 @@ impl Backlog {
                  are not handled, or raise `backlog_limit`"
             );
         }
+    }
+}
+
+impl Shared {
+    /// Refuses a delivery if the queue has reached its limit.
+    pub(super) async fn check_backlog(
+        self: &Arc<Self>,
+        settings: &Settings,
+    ) -> Result<(), Refusal> {
+        let limit = settings.backlog_limit;
+        let time = settings.limits.store_timeout;
+        match self.backlog.is_due() {
+            Due::No => {}
+            Due::First => Asking(Arc::clone(self)).ask(limit, time).await,
+            // No delivery waits for it.
+            Due::Again => drop(tokio::spawn(Asking(Arc::clone(self)).ask(limit, time))),
+        }
+        if self.backlog.bytes() < limit {
+            return Ok(());
+        }
+        Err(Refusal::BacklogFull {
+            limit,
+            retry_after: settings.limits.policy.retry_every,
+        })
+    }
+}
+
+/// The one call that asks for the queue's size. Dropping it lets the next one ask, so a runtime that ends or a queue
+/// that panics does not stop the asking for ever.
+struct Asking(Arc<Shared>);
+
+impl Asking {
+    async fn ask(self, limit: u64, time: Duration) {
+        // An error is reported by other calls.
+        if let Ok(Ok(tables)) = timeout(time, self.0.queue.measure.measure()).await {
+            self.0.backlog.see(tables.bytes, limit);
+        }
+    }
+}
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.backlog.asked();
     }
 }

@@ -11,7 +11,6 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use super::actions::{Action, ActionKind, Bulk, BulkState, BulkStep, NewBulk, Which};
 use super::event::EventId;
 use super::handle::Inbox;
-use super::queue::Queue;
 use super::records::{EventSummary, Filter, Page};
 use crate::delivery::IdempotencyKey;
 use crate::error::Chain;
@@ -206,7 +205,7 @@ fn invalid(reason: impl Into<String>) -> StoreError {
 /// changes its events and moves the position on in one transaction, so that a change reaches each event once, whatever
 /// fails. It changes events only in the states in which it has listed them. What was accepted, died or was settled after it
 /// was [seen](Seen) is left alone.
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Returns what is seen of the inbox now: all of it. `None` if it is empty.
     ///
     /// # Errors
@@ -219,7 +218,7 @@ impl<Q: Queue> Inbox<Q> {
         let Some(newest) = newest.or(listed.searched) else {
             return Ok(None);
         };
-        let now = self.shared.queue.note_counts(&[]);
+        let now = self.shared.queue.count.note_counts(&[]);
         let at = self.settings.call("note-counts", now).await?;
         Ok(Some(Seen::new(newest, at)))
     }
@@ -261,12 +260,12 @@ impl<Q: Queue> Inbox<Q> {
     /// changes at most so many events a second. [`continue_all`](Self::continue_all) makes it.
     ///
     /// ```
-    /// use tower_webhook::inbox::{ActionKind, EventState, Filter, Inbox, Queue};
+    /// use tower_webhook::inbox::{ActionKind, EventState, Filter, Inbox};
     /// use tower_webhook::store::StoreError;
     ///
     /// /// Redrives all dead letters, at most ten a second.
-    /// async fn redrive_slowly(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-    ///     let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
+    /// async fn redrive_slowly(inbox: &Inbox) -> Result<(), StoreError> {
+    ///     let dead = Filter::default().states([EventState::Dead]);
     ///     if let Some(seen) = inbox.seen().await? {
     ///         let selection = inbox.select(&dead, seen).await?;
     ///         println!("{} dead letters", selection.matched);
@@ -301,7 +300,7 @@ impl<Q: Queue> Inbox<Q> {
             chat: selection.filter.chat.clone(),
             rate,
         };
-        let begin = self.shared.queue.begin_bulk(&bulk, &self.settings.by);
+        let begin = self.shared.queue.change.begin(&bulk, &self.settings.by);
         self.settings.call("begin-bulk", begin).await
     }
 
@@ -335,10 +334,10 @@ impl<Q: Queue> Inbox<Q> {
     /// were handled are handled again.
     ///
     /// ```
-    /// use tower_webhook::inbox::{Filter, Inbox, Queue};
+    /// use tower_webhook::inbox::{Filter, Inbox};
     /// use tower_webhook::store::StoreError;
     ///
-    /// async fn redrive_failed(inbox: &Inbox<impl Queue>) -> Result<u64, StoreError> {
+    /// async fn redrive_failed(inbox: &Inbox) -> Result<u64, StoreError> {
     ///     let redriven = inbox.redrive_all(&Filter::failed(None, None)).await?;
     ///     Ok(redriven.map_or(0, |action| action.changed))
     /// }
@@ -354,11 +353,11 @@ impl<Q: Queue> Inbox<Q> {
     /// Discards all events that match, and that are there now: see [`redrive_all`](Self::redrive_all).
     ///
     /// ```
-    /// use tower_webhook::inbox::{EventState, Filter, Inbox, Queue};
+    /// use tower_webhook::inbox::{EventState, Filter, Inbox};
     /// use tower_webhook::store::StoreError;
     ///
-    /// async fn discard_dead(inbox: &Inbox<impl Queue>) -> Result<u64, StoreError> {
-    ///     let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
+    /// async fn discard_dead(inbox: &Inbox) -> Result<u64, StoreError> {
+    ///     let dead = Filter::default().states([EventState::Dead]);
     ///     let discarded = inbox.discard_all(&dead).await?;
     ///     Ok(discarded.map_or(0, |action| action.changed))
     /// }
@@ -387,10 +386,10 @@ impl<Q: Queue> Inbox<Q> {
     /// that; events that were changed before stay changed.
     ///
     /// ```
-    /// use tower_webhook::inbox::{By, Inbox, Queue, Which};
+    /// use tower_webhook::inbox::{By, Inbox, Which};
     /// use tower_webhook::store::StoreError;
     ///
-    /// async fn cancel_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+    /// async fn cancel_all(inbox: &Inbox) -> Result<(), StoreError> {
     ///     let inbox = inbox.clone().by(By::new("ada"));
     ///     for action in inbox.actions(Which::Running, None, 100).await? {
     ///         inbox.cancel(action.number).await?;
@@ -403,7 +402,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn cancel(&self, number: i64) -> Result<bool, StoreError> {
-        let cancel = self.shared.queue.cancel_bulk(number, &self.settings.by);
+        let cancel = self.shared.queue.change.cancel(number, &self.settings.by);
         self.settings.call("cancel-bulk", cancel).await
     }
 
@@ -505,7 +504,7 @@ impl<Q: Queue> Inbox<Q> {
     async fn step(&self, number: i64, step: &BulkStep) -> bool {
         let (mut pause, mut is_uncertain) = (FIRST_RETRY, false);
         loop {
-            let made = self.shared.queue.step_bulk(number, step);
+            let made = self.shared.queue.change.step(number, step);
             match within(self.settings.call("step-bulk", made)).await {
                 Ok(true) => break,
                 Ok(false) if !is_uncertain => return false,

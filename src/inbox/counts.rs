@@ -6,7 +6,6 @@ use futures_util::future::select_all;
 use tokio::time::sleep;
 
 use super::handle::{Inbox, Settings, Shared};
-use super::queue::Queue;
 use crate::error::Chain;
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Kept, Series, minute_of};
@@ -45,7 +44,7 @@ const WRITES: u32 = 5;
 /// The longest pause after a failure, in seconds.
 const LONGEST_PAUSE: u32 = 30;
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Returns the counts of all processes, from the newest minute to the oldest. The workers of this inbox write them
     /// once a second, if its [observer](Self::observer) contains [`Recent`](crate::telemetry::Recent) or a
     /// [`FailureBudget`](crate::telemetry::FailureBudget).
@@ -54,12 +53,12 @@ impl<Q: Queue> Inbox<Q> {
     /// days, and then by 12 hours.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Inbox, Queue};
+    /// # use tower_webhook::inbox::Inbox;
     /// # use tower_webhook::store::StoreError;
     /// use std::time::SystemTime;
     /// use tower_webhook::telemetry::{CountsOf, Series, minute_of};
     ///
-    /// # async fn example(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+    /// # async fn example(inbox: &Inbox) -> Result<(), StoreError> {
     /// let now = minute_of(SystemTime::now());
     /// let dead = CountsOf::new([Series::Dead], now - 60..now + 1);
     /// for count in inbox.counts(&dead).await? {
@@ -73,18 +72,18 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
-        let counts = self.shared.queue.counts(of);
+        let counts = self.shared.queue.count.counts(of);
         self.settings.call("counts", counts).await
     }
 }
 
-impl<Q: Queue> Shared<Q> {
+impl Shared {
     /// Writes counts, and reads the failures of other processes.
     pub(super) async fn keep_counts(&self, settings: &Settings, kept: &[Kept]) {
         let (mut pause, mut writes) = (1, 0);
         loop {
             let mut done = self.write_counts(settings, kept).await;
-            if done.is_ok() && writes % WRITES == 0 && (Q::SHARED || writes == 0) {
+            if done.is_ok() && writes % WRITES == 0 && (self.queue.is_shared || writes == 0) {
                 done = self.read_failures(settings, kept).await;
             }
             writes += 1;
@@ -101,7 +100,7 @@ impl<Q: Queue> Shared<Q> {
                 }
             }
             sleep(EVERY * pause).await;
-            if !Q::SHARED && pause == 1 {
+            if !self.queue.is_shared && pause == 1 {
                 // There is nothing to read.
                 let changes = kept.iter().map(|kept| kept.tally().until_changed());
                 select_all(changes.map(Box::pin)).await;
@@ -124,7 +123,7 @@ impl<Q: Queue> Shared<Q> {
                 if counts.is_empty() {
                     break;
                 }
-                let write = self.queue.note_counts(&counts);
+                let write = self.queue.count.note_counts(&counts);
                 let now = settings.call_within(LIMIT, "note-counts", write).await?;
                 tally.set_time(now);
                 *after = last;
@@ -152,7 +151,7 @@ impl<Q: Queue> Shared<Q> {
                 by_process: true,
                 limit: MOST_FAILURES,
             };
-            let counts = self.queue.counts(&of);
+            let counts = self.queue.count.counts(&of);
             budget.take(settings.call_within(LIMIT, "counts", counts).await?);
         }
         Ok(())

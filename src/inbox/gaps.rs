@@ -5,7 +5,6 @@ use tokio::time::Instant;
 
 use super::event::EventId;
 use super::handle::Inbox;
-use super::queue::Queue;
 use super::records::{EventSummary, Filter, Listed, Page};
 use crate::event::EventKind;
 use crate::store::StoreError;
@@ -45,7 +44,7 @@ const AT_ONCE: usize = 4;
 /// The number of events of a chat that are looked at, its newest ones.
 const OF_CHAT: usize = 500;
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Returns a page of the events that match and whose chats lack the event that is [`expected`] with them. A chat's last
     /// end is listed until the chat is rated or reopened, and of the other kinds its first event.
     ///
@@ -54,15 +53,13 @@ impl<Q: Queue> Inbox<Q> {
     /// platform's API does not list chats.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Filter, Inbox, Page, Queue, expected};
+    /// # use tower_webhook::inbox::{Filter, Inbox, Page, expected};
     /// # use tower_webhook::store::StoreError;
     /// use std::time::{Duration, SystemTime};
     ///
-    /// # async fn example(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-    /// let yesterday = Filter {
-    ///     accepted_until: SystemTime::now().checked_sub(Duration::from_secs(24 * 60 * 60)),
-    ///     ..Filter::default()
-    /// };
+    /// # async fn example(inbox: &Inbox) -> Result<(), StoreError> {
+    /// let a_day_ago = SystemTime::now().checked_sub(Duration::from_secs(24 * 60 * 60));
+    /// let yesterday = Filter::default().accepted(None, a_day_ago);
     /// for event in inbox.gaps(&yesterday, Page::newest(100)).await?.events {
     ///     println!("{:?}: {} without {:?}", event.chat, event.kind, expected(&event.kind));
     /// }

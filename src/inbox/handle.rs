@@ -7,15 +7,13 @@ use std::time::{Duration, SystemTime};
 use http::HeaderName;
 use tokio::time::{Instant, sleep};
 
-use super::actions::{Action, By, Which};
+use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
 use super::headers;
 use super::lane::LaneOf;
 use super::queue::Queue;
-use super::records::{
-    BlockedLane, Change, EventRecord, Filter, Listed, Page, Pause, Stats, forget_all,
-};
+use super::records::{BlockedLane, Change, EventRecord, Filter, Listed, Page, Stats, forget_all};
 use super::workers::Workers;
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
@@ -31,14 +29,15 @@ use crate::telemetry::{Call, CallTarget, Observer, Observers};
 /// workers that this clone makes later.
 ///
 /// The defaults of the setters are also in the [table of limits](crate::docs::guarantees#limits).
+#[derive(Clone)]
 #[must_use]
-pub struct Inbox<Q> {
-    pub(super) shared: Arc<Shared<Q>>,
+pub struct Inbox {
+    pub(super) shared: Arc<Shared>,
     pub(crate) settings: Arc<Settings>,
 }
 
-pub(super) struct Shared<Q> {
-    pub(super) queue: Q,
+pub(super) struct Shared {
+    pub(super) queue: Queue,
     pub(super) workers: Workers,
     pub(super) backlog: Backlog,
     /// Those of the receivers and workers that clones of the inbox have made. A queue knows only their digests, which no
@@ -82,9 +81,13 @@ impl Settings {
     }
 }
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Creates an inbox on a queue.
-    pub fn new(queue: Q) -> Self {
+    pub fn new(queue: impl Into<Queue>) -> Self {
+        Self::on(queue.into())
+    }
+
+    fn on(queue: Queue) -> Self {
         let defaults = Defaults {
             store_timeout: Duration::from_secs(2),
             in_flight_wait: Duration::ZERO,
@@ -317,9 +320,9 @@ impl<Q: Queue> Inbox<Q> {
     /// Sets who makes the changes of this clone, and why, for the [actions](Self::actions).
     ///
     /// ```
-    /// # use tower_webhook::inbox::{By, EventId, Inbox, Queue};
+    /// # use tower_webhook::inbox::{By, EventId, Inbox};
     /// # use tower_webhook::store::StoreError;
-    /// # async fn example(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+    /// # async fn example(inbox: &Inbox) -> Result<(), StoreError> {
     /// let by = By::new("ada").because("the CRM is back");
     /// inbox.clone().by(by).redrive(EventId(17), None).await?;
     /// # Ok(())
@@ -343,7 +346,7 @@ impl<Q: Queue> Inbox<Q> {
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let list = async {
             let Some(key) = &filter.key else {
-                return self.shared.queue.list(filter, page).await;
+                return self.shared.queue.list.list(filter, page).await;
             };
             let mut events = self.with_key(key).await?;
             events.retain(|event| {
@@ -374,6 +377,7 @@ impl<Q: Queue> Inbox<Q> {
         let find = self
             .shared
             .queue
+            .list
             .find(digest(&self.settings.limits.namespace, key));
         let found = self.settings.call_within(limit, "find", find).await;
         found.is_ok_and(|event| event.is_some())
@@ -390,11 +394,11 @@ impl<Q: Queue> Inbox<Q> {
         namespaces.insert(self.settings.limits.namespace.clone());
         let mut events = Vec::new();
         for namespace in namespaces {
-            let Some(id) = self.shared.queue.find(digest(&namespace, key)).await? else {
+            let Some(id) = self.shared.queue.list.find(digest(&namespace, key)).await? else {
                 continue;
             };
             // The event may have been deleted.
-            let event = self.shared.queue.get(id).await?;
+            let event = self.shared.queue.list.get(id).await?;
             events.extend(event.filter(|event| event.summary.key.as_ref() == Some(key)));
         }
         Ok(events)
@@ -413,7 +417,7 @@ impl<Q: Queue> Inbox<Q> {
         after: Option<EventId>,
         limit: usize,
     ) -> Result<Vec<BlockedLane>, StoreError> {
-        let lanes = self.shared.queue.blocked_lanes(chat, after, limit);
+        let lanes = self.shared.queue.list.blocked_lanes(chat, after, limit);
         self.settings.call("blocked-lanes", lanes).await
     }
 
@@ -423,7 +427,9 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.settings.call("get", self.shared.queue.get(id)).await
+        self.settings
+            .call("get", self.shared.queue.list.get(id))
+            .await
     }
 
     /// Tries a dead or settled event again. It does not wait for its lane, and its handler can recognise it by
@@ -442,11 +448,18 @@ impl<Q: Queue> Inbox<Q> {
         id: EventId,
         from: Option<EventState>,
     ) -> Result<Change, StoreError> {
-        let redrive = self.shared.queue.redrive(id, from, &self.settings.by);
+        let redrive =
+            self.shared
+                .queue
+                .change
+                .change(ActionKind::Redrive, id, from, &self.settings.by);
         let change = self.settings.call("redrive", redrive).await?;
         if change == Change::Made && !self.shared.workers.tripped().is_empty() {
             // If this fails, the event waits for a probe as all others of its kind.
-            let event = self.settings.call("get", self.shared.queue.get(id)).await;
+            let event = self
+                .settings
+                .call("get", self.shared.queue.list.get(id))
+                .await;
             if let Ok(Some(event)) = event {
                 self.shared.workers.probe(&event.summary.kind, id);
             }
@@ -483,7 +496,11 @@ impl<Q: Queue> Inbox<Q> {
     ) -> Result<Change, StoreError> {
         // The attempt of now: when this was discarded, the event may be redriven, and have another one.
         let revoke = self.shared.workers.revocation(id);
-        let discard = self.shared.queue.discard(id, from, &self.settings.by);
+        let discard =
+            self.shared
+                .queue
+                .change
+                .change(ActionKind::Discard, id, from, &self.settings.by);
         let change = self.settings.call("discard", discard).await?;
         if change == Change::Made {
             match revoke {
@@ -507,7 +524,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        let forget = forget_all(&self.shared.queue, chat, &self.settings.by);
+        let forget = forget_all(&*self.shared.queue.forget, chat, &self.settings.by);
         let deleted = self.settings.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();
@@ -522,7 +539,11 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn pause(&self, kind: Option<&EventKind>, note: &str) -> Result<(), StoreError> {
-        let pause = self.shared.queue.pause(kind, Some(note), &self.settings.by);
+        let pause = self
+            .shared
+            .queue
+            .change
+            .pause(kind, Some(note), &self.settings.by);
         self.settings.call("pause", pause).await
     }
 
@@ -533,20 +554,14 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let resume = self.shared.queue.pause(kind, None, &self.settings.by);
+        let resume = self
+            .shared
+            .queue
+            .change
+            .pause(kind, None, &self.settings.by);
         self.settings.call("pause", resume).await?;
         self.shared.workers.wake();
         Ok(())
-    }
-
-    /// Returns what is paused, sorted by kind: everything comes first.
-    ///
-    /// # Errors
-    ///
-    /// When the queue fails.
-    pub async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
-        let pauses = self.shared.queue.pauses();
-        self.settings.call("pauses", pauses).await
     }
 
     /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
@@ -562,17 +577,19 @@ impl<Q: Queue> Inbox<Q> {
         before: Option<i64>,
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
-        let actions = self.shared.queue.actions(which, before, limit);
+        let actions = self.shared.queue.list.actions(which, before, limit);
         self.settings.call("actions", actions).await
     }
 
-    /// Counts the events that are unsettled or dead, by kind.
+    /// Counts the events that are unsettled or dead, by kind, and lists what is paused.
     ///
     /// # Errors
     ///
     /// When the queue fails.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
-        self.settings.call("stats", self.shared.queue.stats()).await
+        self.settings
+            .call("stats", self.shared.queue.count.stats())
+            .await
     }
 
     /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
@@ -628,19 +645,10 @@ fn digest(namespace: &str, key: &IdempotencyKey) -> u128 {
     EventKey::new(namespace, key.as_bytes(), b"").key()
 }
 
-impl<Q: Queue> From<Q> for Inbox<Q> {
+impl<Q: Into<Queue>> From<Q> for Inbox {
     fn from(queue: Q) -> Self {
         Self::new(queue)
     }
 }
 
-impl<Q> Clone for Inbox<Q> {
-    fn clone(&self) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            settings: Arc::clone(&self.settings),
-        }
-    }
-}
-
-partial_debug!([Q: std::fmt::Debug] Inbox<Q>, |it| queue = it.shared.queue);
+partial_debug!(Inbox, |it| queue = it.shared.queue);

@@ -74,7 +74,7 @@ impl Lane {
     /// Returns the lane of a chat in the empty namespace. It is the same in every process and release.
     ///
     /// ```
-    /// use tower_webhook::inbox::Lane;
+    /// use tower_webhook::inbox::internal::Lane;
     ///
     /// assert_eq!(Lane::of_chat("chat-1"), Lane::of_chat("chat-1"));
     /// assert_ne!(Lane::of_chat("chat-1"), Lane::of_chat("chat-2"));

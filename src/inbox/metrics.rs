@@ -3,14 +3,13 @@
 use std::ops::Add;
 
 use super::handle::Inbox;
-use super::queue::Queue;
 use super::records::KindStats;
 use crate::store::StoreError;
 use crate::telemetry::{
     BLOCKED, BYTES, DEAD, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING, WAITING,
 };
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Records the number of events by kind and state, the age of the oldest one, pauses, and the size of the queue: see
     /// the [table of metrics](crate::docs::metrics#inbox). It counts the unsettled events, which takes some 0.3 seconds
     /// for a million.
@@ -20,7 +19,8 @@ impl<Q: Queue> Inbox<Q> {
     /// When the queue fails.
     pub async fn record_metrics(&self) -> Result<(), StoreError> {
         let stats = self.stats().await?;
-        let size = self.settings.call("size", self.shared.queue.size()).await?;
+        let measure = self.shared.queue.measure.measure();
+        let tables = self.settings.call("measure", measure).await?;
         let record = |name, value: fn(&KindStats) -> f64| {
             let values = stats.kinds.iter().map(|kind| (&kind.kind, value(kind)));
             self.shared.gauges.set(name, values, Add::add);
@@ -35,13 +35,13 @@ impl<Q: Queue> Inbox<Q> {
             (&kind.kind, age.as_secs_f64())
         });
         self.shared.gauges.set(OLDEST, ages, f64::max);
-        let is_paused = stats.is_paused;
+        let is_paused = stats.is_paused();
         let values = stats.kinds.iter().map(|kind| {
             let is_paused = is_paused || kind.is_paused;
             (&kind.kind, f64::from(u8::from(is_paused)))
         });
         self.shared.gauges.set(PAUSED, values, f64::max);
-        metrics::gauge!(BYTES).set(size as f64);
+        metrics::gauge!(BYTES).set(tables.bytes as f64);
         metrics::gauge!(LIMIT).set(self.settings.backlog_limit as f64);
         Ok(())
     }

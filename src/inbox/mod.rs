@@ -66,7 +66,7 @@ mod retry;
 mod rules;
 pub(crate) mod text;
 mod trip;
-mod worker;
+pub(crate) mod worker;
 mod workers;
 
 /// What queues and workers say to each other, and settings that only tests change. No version promise covers it: the
@@ -74,14 +74,18 @@ mod workers;
 #[doc(hidden)]
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
-    pub use super::event::{EventLease, Kinds, Namespace, NewEvent, Take, TakenEvent};
-    pub use super::queue::{Accepted, Claims, Settled, Work};
-    pub use super::records::{FORGET_STEP, forget_all};
+    pub use super::event::{EventLease, Kinds, Lane, Namespace, NewEvent, Take, TakenEvent};
+    pub use super::queue::{
+        AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,
+        ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
+    };
+    pub use super::records::{FORGET_STEP, Forgotten, forget_all};
     pub use super::worker::Tuning;
     pub use crate::outcome::Settlement;
 
     /// Returns the queue of an inbox.
-    pub fn queue<Q: super::Queue>(inbox: &super::Inbox<Q>) -> &Q {
+    #[must_use]
+    pub fn queue(inbox: &super::Inbox) -> &super::Queue {
         &inbox.shared.queue
     }
 
@@ -94,13 +98,13 @@ pub mod internal {
 pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::actions::{Action, ActionKind, Bulk, BulkState, By, Which};
 pub use self::bulk::{Seen, Selection};
-pub use self::event::{EventId, EventState, Lane, UnknownState};
+pub use self::event::{EventId, EventState, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;
 pub use self::queue::Queue;
 pub use self::records::{
-    BlockedLane, Change, EventRecord, EventSummary, Filter, Forgotten, KindStats, Listed, Page,
-    PastFailure, Pause, Records, Stats,
+    BlockedLane, Change, EventRecord, EventSummary, Filter, KindStats, Listed, Page, PastFailure,
+    Pause, Stats,
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;

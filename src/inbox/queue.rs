@@ -1,138 +1,315 @@
-//! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half. A
-//! queue of another database is a room beside `sqlite`.
+//! The contract of a queue: the storage behind an inbox, with a trait for each verb. A queue of another database is a room
+//! beside `sqlite`, in which each trait is implemented in the file of its verb.
 
+use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use super::actions::{BulkStep, By, NewBulk};
-use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
-use super::records::Records;
+use async_trait::async_trait;
+
+use super::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which};
+use super::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent};
+use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
+use crate::event::EventKind;
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf};
 
-/// The storage behind an [`Inbox`](super::Inbox): [`MemoryQueue`](crate::memory::MemoryQueue), `SqliteQueue` or
-/// `PostgresQueue`.
+/// The storage behind an [`Inbox`](super::Inbox), made from a [`MemoryQueue`](crate::memory::MemoryQueue), a `SqliteQueue`, a
+/// `PostgresQueue`, or a `Spooled` queue.
 ///
-/// It has the methods of [`Records`], and others that only an inbox and its workers call. Queues of your own are not
-/// supported, as each feature of the inbox may add a method.
+/// Queues of your own are not supported, as each feature of the inbox may add a method.
 ///
 /// ```
 /// use tower_webhook::inbox::{Inbox, Queue};
-/// use tower_webhook::store::StoreError;
+/// use tower_webhook::memory::MemoryQueue;
 ///
-/// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.pause(None, "maintenance").await
+/// fn inbox(is_test: bool) -> Result<Inbox, Box<dyn std::error::Error>> {
+///     let queue: Queue = match is_test {
+///         true => MemoryQueue::new().into(),
+/// #       #[cfg(not(feature = "sqlite"))]
+/// #       false => unreachable!(),
+/// #       #[cfg(feature = "sqlite")]
+///         false => tower_webhook::sqlite::SqliteQueue::open("webhooks.db")?.into(),
+///     };
+///     Ok(Inbox::new(queue))
 /// }
+/// # inbox(true).unwrap();
 /// ```
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a queue",
-    note = "use `MemoryQueue`, `SqliteQueue` or `PostgresQueue`"
-)]
-pub trait Queue: Work + Records {}
+// A part for each verb, so that a spool replaces those that it changes. Trait objects, since a type parameter would have each
+// user of the library compile the inbox and its worker anew.
+#[derive(Clone)]
+pub struct Queue {
+    /// Whether other processes may use the same events. If so, a worker asks for events regularly.
+    #[doc(hidden)]
+    pub is_shared: bool,
+    #[doc(hidden)]
+    pub accept: Arc<dyn AcceptEvents>,
+    #[doc(hidden)]
+    pub claim: Arc<dyn ClaimEvents>,
+    #[doc(hidden)]
+    pub settle: Arc<dyn SettleEvents>,
+    #[doc(hidden)]
+    pub change: Arc<dyn ChangeEvents>,
+    #[doc(hidden)]
+    pub forget: Arc<dyn ForgetChats>,
+    #[doc(hidden)]
+    pub list: Arc<dyn ListEvents>,
+    #[doc(hidden)]
+    pub count: Arc<dyn CountEvents>,
+    #[doc(hidden)]
+    pub purge: Arc<dyn PurgeEvents>,
+    #[doc(hidden)]
+    pub measure: Arc<dyn MeasureTables>,
+}
 
-// Otherwise the compiler asks for `Work`, which users do not implement.
-#[diagnostic::do_not_recommend]
-impl<Q: Work + Records> Queue for Q {}
+partial_debug!(Queue, |it| is_shared = it.is_shared);
 
-also_for_arc! {
-    /// Stores accepted events, hands them to workers under leases, and records how their attempts end.
-    ///
-    /// # Lanes
-    ///
-    /// The unsettled events of a [`Lane`](super::Lane) stand in line, in the order of their numbers. Only the first one can
-    /// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
-    /// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
-    /// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
-    /// line, and neither does one that was redriven after it had left its line.
-    ///
-    /// # Fences
-    ///
-    /// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was
-    /// taken again, redriven or discarded since. A lease that has expired may still be extended and settled, if the event
-    /// was not taken again since.
-    ///
-    /// # Time
-    ///
-    /// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
-    ///
-    /// No method has a default, so that no queue inherits a race.
-    ///
-    /// # Errors
-    ///
-    /// Each method fails when the queue cannot be reached or does not work. It may or may not have taken effect then, as
-    /// when its future is dropped before it is ready.
-    pub trait Work: Send + Sync + 'static {
-        /// Whether other processes may use the same events. If so, a worker asks for events regularly.
-        const SHARED: bool;
-
-        /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
-        /// as the queue.
-        ///
-        /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
-        /// and is the first one in its lane.
-        async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
-
-        /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-        /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
-        /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
-        ///
-        /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
-        async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims, StoreError>;
-
-        /// Takes one event before those that have been due for longer, if it can be taken as by [`claim`](Self::claim).
-        async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
-
-        /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
-        /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
-        async fn extend(&self, leases: &[EventLease], lease: Duration) -> Result<Vec<Option<bool>>, StoreError>;
-
-        /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
-        ///
-        /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
-        ///
-        /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
-        async fn settle(
-            &self,
-            lease: &EventLease,
-            settlement: &Settlement,
-            next: Option<&Take>,
-        ) -> Result<Settled, StoreError>;
-
-        /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
-        /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
-        /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
-        /// completed in a store that shares its keys with the queue.
-        async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
-
-        /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
-        /// ago, settled events whose retention has expired, old [actions](Records::actions), and old
-        /// [counts](Self::counts). Dead letters stay. Returns whether there may be more to
-        /// delete.
-        async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
-
-        /// Begins a change of all events that match, and returns the number of its action. Its position is 0.
-        async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError>;
-
-        /// Changes the next events of such a change and moves its position on, in one atomic step. Returns whether it was
-        /// running, and at the position [from](BulkStep::from) which the step leads on. If not, nothing was changed.
-        async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError>;
-
-        /// Cancels such a change, and returns whether it was running. No event is changed after that.
-        async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError>;
-
-        /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
-        /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together.
-        async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
-
-        /// Returns the counts of all processes.
-        async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError>;
-
-        /// Returns the size of the queue in bytes, without room that it can reuse.
-        async fn size(&self) -> Result<u64, StoreError>;
-
-        /// Returns a number that the tables of the queue got when they were made, and keep in a backup. Other tables have
-        /// another one, so that nobody mistakes them for these.
-        async fn identity(&self) -> Result<i64, StoreError>;
+impl Queue {
+    /// Makes a queue of one value that has all parts.
+    #[doc(hidden)]
+    pub fn of<Q>(queue: Q, is_shared: bool) -> Self
+    where
+        Q: AcceptEvents
+            + ClaimEvents
+            + SettleEvents
+            + ChangeEvents
+            + ForgetChats
+            + ListEvents
+            + CountEvents
+            + PurgeEvents
+            + MeasureTables,
+    {
+        let queue = Arc::new(queue);
+        Self {
+            is_shared,
+            accept: queue.clone(),
+            claim: queue.clone(),
+            settle: queue.clone(),
+            change: queue.clone(),
+            forget: queue.clone(),
+            list: queue.clone(),
+            count: queue.clone(),
+            purge: queue.clone(),
+            measure: queue,
+        }
     }
+}
+
+/// Stores accepted events.
+///
+/// # Errors
+///
+/// Each method of each part fails when the queue cannot be reached or does not work. It may or may not have taken effect
+/// then, as when its future is dropped before it is ready.
+///
+/// # Time
+///
+/// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
+///
+/// No method has a default, so that no queue inherits a race.
+#[async_trait]
+pub trait AcceptEvents: Send + Sync + 'static {
+    /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
+    /// as the queue.
+    ///
+    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
+    /// and is the first one in its lane.
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
+}
+
+/// Hands events to workers under leases.
+///
+/// # Lanes
+///
+/// The unsettled events of a [`Lane`](super::event::Lane) stand in line, in the order of their numbers. Only the first one can
+/// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
+/// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
+/// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
+/// line, and neither does one that was redriven after it had left its line.
+#[async_trait]
+pub trait ClaimEvents: Send + Sync + 'static {
+    /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
+    /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
+    /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
+    ///
+    /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
+    async fn claim(&self, take: &Take, limit: usize, suspects: usize)
+    -> Result<Claims, StoreError>;
+
+    /// Takes one event before those that have been due for longer, if it can be taken as by [`claim`](Self::claim).
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
+}
+
+/// Ends attempts, and extends their leases.
+///
+/// # Fences
+///
+/// Both methods compare the lease's fence, and change nothing if the event was taken again, redriven or discarded since. A
+/// lease that has expired may still be extended and settled, if the event was not taken again since.
+#[async_trait]
+pub trait SettleEvents: Send + Sync + 'static {
+    /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
+    ///
+    /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
+    ///
+    /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError>;
+
+    /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
+    /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
+    async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<Option<bool>>, StoreError>;
+}
+
+/// Makes the changes of persons.
+///
+/// Each change that is made is recorded as an [`Action`], in the same transaction: what cannot be recorded is not done.
+/// Concurrent changes of many events are much quicker than one after another: they share transactions.
+#[async_trait]
+pub trait ChangeEvents: Send + Sync + 'static {
+    /// Redrives or discards an event. With `from`, an event in another state is not changed; the comparison and the change
+    /// are one atomic step.
+    ///
+    /// A redrive makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its
+    /// counts of failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled
+    /// event keeps its place in line. An event in progress is not changed ([`Change::WrongState`]).
+    ///
+    /// A discard settles an event that is unsettled or dead. An attempt in progress loses its lease.
+    async fn change(
+        &self,
+        kind: ActionKind,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError>;
+
+    /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
+    /// ends. Attempts in progress are not interrupted.
+    ///
+    /// Events of a kind are taken if neither the kind nor everything is paused.
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError>;
+
+    /// Begins a change of all events that match, and returns the number of its action. Its position is 0.
+    async fn begin(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError>;
+
+    /// Changes the next events of such a change and moves its position on, in one atomic step. Returns whether it was
+    /// running, and at the position [from](BulkStep::from) which the step leads on. If not, nothing was changed.
+    async fn step(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError>;
+
+    /// Cancels such a change, and returns whether it was running. No event is changed after that.
+    async fn cancel(&self, number: i64, by: &By) -> Result<bool, StoreError>;
+}
+
+/// Deletes what events have of a chat.
+#[async_trait]
+pub trait ForgetChats: Send + Sync + 'static {
+    /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
+    /// [`FORGET_STEP`](super::records::FORGET_STEP) events. Events that are unsettled or dead are discarded.
+    ///
+    /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
+    /// before has returned, which ends with the newest event at the first step.
+    ///
+    /// Actions on these events are kept, without the numbers of the events and without the reasons. Each step is an
+    /// action itself.
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+        by: &By,
+    ) -> Result<Forgotten, StoreError>;
+}
+
+/// Reads events, and what persons did.
+#[async_trait]
+pub trait ListEvents: Send + Sync + 'static {
+    /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
+    /// one.
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError>;
+
+    /// Returns an event with its body and its failures, or `None` if there is no such event.
+    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError>;
+
+    /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
+    /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
+    /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
+    /// completed in a store that shares its keys with the queue.
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
+
+    /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
+    /// after `after`, and with `chat`, only the lane of that chat.
+    ///
+    /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
+    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
+    /// event is taken again.
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError>;
+
+    /// Returns up to `limit` actions of persons, newest first. With `before`, those with smaller numbers.
+    ///
+    /// A [`purge`](PurgeEvents::purge) deletes those of more than 90 days ago, and all but the newest 100,000.
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError>;
+}
+
+/// Counts events, and keeps what observers count.
+#[async_trait]
+pub trait CountEvents: Send + Sync + 'static {
+    /// Counts the unsettled events and the dead letters, by kind, and lists the pauses.
+    async fn stats(&self) -> Result<Stats, StoreError>;
+
+    /// Returns the counts of all processes.
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError>;
+
+    /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
+    /// queue's time. They survive the process. A [`purge`](PurgeEvents::purge) puts old ones together.
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
+}
+
+/// Deletes what has expired.
+#[async_trait]
+pub trait PurgeEvents: Send + Sync + 'static {
+    /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
+    /// ago, settled events whose retention has expired, old [actions](ListEvents::actions), and old
+    /// [counts](CountEvents::counts). Dead letters stay. Returns whether there may be more to delete.
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
+}
+
+/// Says how large the queue's tables are, and which ones they are.
+#[async_trait]
+pub trait MeasureTables: Send + Sync + 'static {
+    /// Returns the size of the tables, and their number.
+    async fn measure(&self) -> Result<Tables, StoreError>;
+}
+
+/// The tables of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tables {
+    /// Their size in bytes, without room that the queue can reuse.
+    pub bytes: u64,
+    /// A number that they got when they were made, and keep in a backup. Other tables have another one, so that nobody
+    /// mistakes them for these.
+    pub identity: i64,
 }
 
 /// The result of accepting an event.
@@ -167,7 +344,7 @@ pub struct Claims {
     /// The events.
     pub events: Vec<TakenEvent>,
     /// The time until another event of the kinds is due or its lease expires. Zero if more events may be due now, and
-    /// `None` if no such time is known. A worker asks a [shared](Work::SHARED) queue earlier in any case, as others change
+    /// `None` if no such time is known. A worker asks a [shared](Queue::is_shared) queue earlier in any case, as others change
     /// it, too.
     pub next_due: Option<Duration>,
 }

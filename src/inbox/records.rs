@@ -1,4 +1,4 @@
-//! The part of a queue that a person uses: lists, counts, and changes by hand.
+//! What a person reads of a queue, and selects there.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -7,139 +7,18 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::actions::{Action, By, Which};
+use super::actions::By;
 use super::event::{EventId, EventState, Failure};
+use super::queue::ForgetChats;
 use super::text::has_text;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::store::StoreError;
 
-also_for_arc! {
-    /// Lists the events of a queue, and changes them.
-    ///
-    /// Each change that is made is recorded as an [`Action`], in the same transaction: what cannot be recorded is not done.
-    ///
-    /// An [`Inbox`](super::Inbox) has the same methods, and wakes or interrupts its workers where a change needs it. Use
-    /// these methods only where no inbox is at hand.
-    ///
-    /// Concurrent calls for many events are much quicker than one after another: they share transactions.
-    ///
-    /// A future that is dropped before it is ready may or may not have taken effect. The trait gains methods in minor
-    /// releases, so implementing it is not supported.
-    pub trait Records: Send + Sync + 'static {
-        /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
-        /// one.
-        ///
-        /// # Errors
-        ///
-        /// When the queue cannot be reached or does not work. In that case, a change may or may not have been made.
-        async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError>;
-
-        /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
-        /// after `after`, and with `chat`, only the lane of that chat.
-        ///
-        /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
-        /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
-        /// event is taken again.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn blocked_lanes(
-            &self,
-            chat: Option<&str>,
-            after: Option<EventId>,
-            limit: usize,
-        ) -> Result<Vec<BlockedLane>, StoreError>;
-
-        /// Returns an event with its body and its failures, or `None` if there is no such event.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError>;
-
-        /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
-        /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
-        /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
-        /// another state is not changed either; the comparison and the change are one atomic step.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn redrive(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError>;
-
-        /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
-        /// another state is not changed, as for [`redrive`](Self::redrive).
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn discard(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError>;
-
-        /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
-        /// [`FORGET_STEP`] events. Events that are unsettled or dead are discarded.
-        ///
-        /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
-        /// before has returned, which ends with the newest event at the first step.
-        ///
-        /// Actions on these events are kept, without the numbers of the events and without the reasons. Each step is an
-        /// action itself.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn forget(
-            &self,
-            chat: &str,
-            events: Option<RangeInclusive<EventId>>,
-            by: &By,
-        ) -> Result<Forgotten, StoreError>;
-
-        /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
-        /// ends. Attempts in progress are not interrupted.
-        ///
-        /// Events of a kind are taken if neither the kind nor everything is paused.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>, by: &By) -> Result<(), StoreError>;
-
-        /// Returns what is paused, sorted by kind: everything comes first.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn pauses(&self) -> Result<Vec<Pause>, StoreError>;
-
-        /// Returns up to `limit` actions of persons, newest first. With `before`, those with smaller numbers.
-        ///
-        /// A [`purge`](super::internal::Work::purge) deletes those of more than 90 days ago, and all but the newest 100,000.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn actions(
-            &self,
-            which: Which,
-            before: Option<i64>,
-            limit: usize,
-        ) -> Result<Vec<Action>, StoreError>;
-
-        /// Counts the unsettled events and the dead letters, by kind.
-        ///
-        /// # Errors
-        ///
-        /// As for [`list`](Self::list).
-        async fn stats(&self) -> Result<Stats, StoreError>;
-    }
-}
-
-/// The number of events that one step of [`Records::forget`] looks at, at most.
+/// The number of events that one step of [`ForgetChats::forget`](super::queue::ForgetChats::forget) looks at, at most.
 pub const FORGET_STEP: usize = 200;
 
-/// The result of a step of [`Records::forget`].
+/// The result of a step of [`ForgetChats::forget`](super::queue::ForgetChats::forget).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forgotten {
     /// The number of bodies that were deleted.
@@ -153,7 +32,7 @@ pub struct Forgotten {
 /// # Errors
 ///
 /// When the queue fails.
-pub async fn forget_all(queue: &impl Records, chat: &str, by: &By) -> Result<u64, StoreError> {
+pub async fn forget_all(queue: &dyn ForgetChats, chat: &str, by: &By) -> Result<u64, StoreError> {
     let (mut bodies, mut rest) = (0, None);
     loop {
         let step = queue.forget(chat, rest, by).await?;
@@ -181,6 +60,7 @@ pub enum Change {
 
 /// A pause.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Pause {
     /// The kind that is paused. `None` for everything.
     pub kind: Option<EventKind>,
@@ -192,16 +72,23 @@ pub struct Pause {
 
 /// The number of unsettled events and dead letters by kind, and whether they are paused.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct Stats {
     /// The kinds, sorted by name.
     pub kinds: Vec<KindStats>,
     /// The time at which the events were counted, by the queue's clock.
     pub at: SystemTime,
-    /// Whether everything is paused.
-    pub is_paused: bool,
+    /// What is paused, sorted by kind: everything comes first.
+    pub pauses: Vec<Pause>,
 }
 
 impl Stats {
+    /// Whether everything is paused.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.pauses.iter().any(|pause| pause.kind.is_none())
+    }
+
     /// Returns the number of events that are unsettled: waiting, in progress or retrying.
     #[must_use]
     pub fn unsettled(&self) -> u64 {
@@ -234,7 +121,7 @@ impl Stats {
 /// One line for each kind that has unsettled events or dead letters, or is paused.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_paused {
+        if self.is_paused() {
             f.write_str("everything is paused\n")?;
         }
         for kind in &self.kinds {
@@ -257,6 +144,7 @@ impl fmt::Display for Stats {
 
 /// The number of events of one kind, by state.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct KindStats {
     /// The kind.
     pub kind: EventKind,
@@ -268,7 +156,7 @@ pub struct KindStats {
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Records::blocked_lanes).
+    /// Events that have failed and block their lanes: those of [`Inbox::blocked_lanes`](super::Inbox::blocked_lanes).
     pub blocking: u64,
     /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,
@@ -300,6 +188,7 @@ impl KindStats {
 
 /// An event, without its body.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EventSummary {
     /// Its number.
     pub id: EventId,
@@ -322,10 +211,13 @@ pub struct EventSummary {
     pub failures: u32,
     /// Whether a person redrove it.
     pub is_redriven: bool,
+    /// Its last attempt that did not succeed, unless that was snoozed or interrupted.
+    pub last_failure: Option<PastFailure>,
 }
 
 /// An event with its body and its history.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct EventRecord {
     /// The event.
     pub summary: EventSummary,
@@ -340,6 +232,7 @@ pub struct EventRecord {
 
 /// An attempt that did not succeed.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct PastFailure {
     /// When it ended.
     pub at: SystemTime,
@@ -348,7 +241,8 @@ pub struct PastFailure {
 }
 
 /// Selects the events that meet all of these conditions. The default selects all events.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Filter {
     /// The event is in one of these states. If empty, it may be in any state.
     pub states: Vec<EventState>,
@@ -382,10 +276,7 @@ impl Filter {
     /// use tower_webhook::inbox::Filter;
     ///
     /// let an_hour_ago = SystemTime::now() - Duration::from_secs(60 * 60);
-    /// let timed_out = Filter {
-    ///     error: Some("timeout".to_owned()),
-    ///     ..Filter::failed(Some(an_hour_ago), None)
-    /// };
+    /// let timed_out = Filter::failed(Some(an_hour_ago), None).error("timeout");
     /// ```
     #[must_use]
     pub fn failed(from: Option<SystemTime>, until: Option<SystemTime>) -> Self {
@@ -397,12 +288,69 @@ impl Filter {
         }
     }
 
+    /// Selects events in these states. A call replaces an earlier one, as for each setter.
+    ///
+    /// ```
+    /// use tower_webhook::event::EventKind;
+    /// use tower_webhook::inbox::{EventState, Filter};
+    ///
+    /// let dead = Filter::default().states([EventState::Dead]).kinds([EventKind::CHAT_RATED]).chat("chat-1");
+    /// assert_eq!(dead.chat.as_deref(), Some("chat-1"));
+    /// ```
+    #[must_use]
+    pub fn states(mut self, states: impl IntoIterator<Item = EventState>) -> Self {
+        self.states = states.into_iter().collect();
+        self
+    }
+
+    /// Selects events of these kinds.
+    #[must_use]
+    pub fn kinds(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
+        self.kinds = kinds.into_iter().collect();
+        self
+    }
+
+    /// Selects the events of the chat with this id.
+    #[must_use]
+    pub fn chat(mut self, id: impl Into<String>) -> Self {
+        self.chat = Some(id.into());
+        self
+    }
+
+    /// Selects the event with this idempotency key.
+    #[must_use]
+    pub fn key(mut self, key: IdempotencyKey) -> Self {
+        self.key = Some(key);
+        self
+    }
+
+    /// Selects events that were accepted at `from` or later, and before `until`.
+    #[must_use]
+    pub fn accepted(mut self, from: Option<SystemTime>, until: Option<SystemTime>) -> Self {
+        (self.accepted_from, self.accepted_until) = (from, until);
+        self
+    }
+
+    /// Selects events that have this text in the outcome or the reason of a failure.
+    #[must_use]
+    pub fn error(mut self, text: impl Into<String>) -> Self {
+        self.error = Some(text.into());
+        self
+    }
+
+    /// Selects events that have this text in their bodies.
+    #[must_use]
+    pub fn body(mut self, text: impl Into<String>) -> Self {
+        self.body = Some(text.into());
+        self
+    }
+
     /// Whether an event meets all conditions but those on its failures and its body, which a summary does not have.
     ///
     /// ```
     /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
     /// # fn example(event: &EventSummary) {
-    /// let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
+    /// let dead = Filter::default().states([EventState::Dead]);
     /// assert_eq!(dead.matches(event), event.state == EventState::Dead);
     /// # }
     /// ```
@@ -449,6 +397,7 @@ impl Filter {
 
 /// Selects a page of a list of events. The list is sorted by number.
 #[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
 pub struct Page {
     /// The last event of the previous page. `None` for the first page.
     pub after: Option<EventId>,
@@ -515,6 +464,7 @@ impl Page {
 
 /// A page of a list of events.
 #[derive(Clone, Debug, Default)]
+#[non_exhaustive]
 pub struct Listed {
     /// The events.
     pub events: Vec<EventSummary>,
@@ -527,9 +477,9 @@ impl Listed {
     /// Returns the event after which the next page begins, if there may be one. `limit` is that of this page.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Filter, Inbox, Page, Queue};
+    /// # use tower_webhook::inbox::{Filter, Inbox, Page};
     /// # use tower_webhook::store::StoreError;
-    /// # async fn example(inbox: &Inbox<impl Queue>, filter: &Filter) -> Result<(), StoreError> {
+    /// # async fn example(inbox: &Inbox, filter: &Filter) -> Result<(), StoreError> {
     /// let mut page = Page::oldest(100);
     /// loop {
     ///     let listed = inbox.list(filter, page).await?;
@@ -552,6 +502,7 @@ impl Listed {
 
 /// A lane that waits for an event that has failed.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub struct BlockedLane {
     /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
     pub event: EventSummary,

@@ -41,9 +41,9 @@ pub(super) trait Local: Send + Sync {
 
 impl Workers {
     /// Adds a worker, until its place is left. No other one has its number.
-    pub(super) fn register(&self, number: usize, worker: Arc<dyn Local>) -> Place {
+    pub(super) fn register(&self, number: usize, worker: Arc<dyn Local>) -> Registration {
         lock(&self.all).push(Registered { number, worker });
-        Place {
+        Registration {
             workers: self.clone(),
             number,
         }
@@ -107,12 +107,12 @@ impl Workers {
 }
 
 /// The place of a worker among those of its inbox.
-pub(super) struct Place {
+pub(super) struct Registration {
     workers: Workers,
     number: usize,
 }
 
-impl Place {
+impl Registration {
     /// Removes the worker, which gets no more events from here.
     pub(super) fn leave(&self) {
         let mut all = lock(&self.workers.all);

@@ -13,7 +13,12 @@ pub(crate) const MIGRATIONS: Migrations = &[Migration {
         include_str!("functions/lanes.sql"),
         include_str!("functions/claim.sql"),
         include_str!("functions/settle.sql"),
-        include_str!("functions/person.sql"),
+        include_str!("functions/change.sql"),
+        include_str!("functions/forget.sql"),
+        include_str!("functions/list.sql"),
+        include_str!("functions/blocked.sql"),
+        include_str!("functions/count.sql"),
+        include_str!("functions/measure.sql"),
         include_str!("functions/purge.sql"),
     ),
 }];

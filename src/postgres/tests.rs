@@ -27,8 +27,7 @@ use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::event::{Kinds, Lane, Namespace, NewEvent, Settlement, Take};
-use crate::inbox::queue::{Accepted, Settled, Work};
-use crate::inbox::records::Records;
+use crate::inbox::queue::{Accepted, Queue, Settled};
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
@@ -80,7 +79,7 @@ const VERSIONS: &str = "SELECT count(*) FROM tower_webhook.schema_versions";
 
 /// A process of version 1: it accepts and handles events, and claims and completes keys.
 struct Process {
-    queue: PostgresQueue,
+    queue: Queue,
     store: PostgresStore,
 }
 
@@ -88,12 +87,11 @@ const HOUR: Duration = Duration::from_secs(60 * 60);
 
 impl Process {
     async fn start(database: &Database) -> Self {
-        let process = Self {
-            queue: PostgresQueue::new(database.pool(3).await),
+        let queue = PostgresQueue::open(database.pool(3).await).await.unwrap();
+        Self {
+            queue: queue.into(),
             store: PostgresStore::new(database.pool(1).await),
-        };
-        process.queue.migrate().await.unwrap();
-        process
+        }
     }
 
     /// Does everything once, for an event and a key of this number.
@@ -114,15 +112,16 @@ impl Process {
             retain: HOUR,
             dead: None,
         };
-        let accepted = self.queue.accept(event, Some(&take)).await.unwrap();
+        let queue = &self.queue;
+        let accepted = queue.accept.accept(event, Some(&take)).await.unwrap();
         let Accepted::New { id, taken } = accepted else {
             panic!("{accepted:?}");
         };
         let lease = taken.unwrap().lease;
-        let settled = self.queue.settle(&lease, &Settlement::Handled, None);
+        let settled = queue.settle.settle(&lease, &Settlement::Handled, None);
         assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
-        assert!(self.queue.get(id).await.unwrap().is_some());
-        self.queue.claim(&take, 1, 1).await.unwrap();
+        assert!(queue.list.get(id).await.unwrap().is_some());
+        queue.claim.claim(&take, 1, 1).await.unwrap();
 
         let claim = self.store.claim(&key("inline"), HOUR, HOUR).await.unwrap();
         let Claim::Acquired(lease) = claim else {

@@ -58,7 +58,7 @@ pub(super) fn store_error(error: RedisError) -> StoreError {
 
 /// Why a server or its URL is refused. No message contains the password.
 #[derive(Debug)]
-pub(super) enum Refusal {
+pub(super) enum ServerError {
     InvalidUrl(RedisError),
     NoTls(RedisError),
     /// The server cannot be reached at the address.
@@ -81,7 +81,7 @@ pub(super) enum Refusal {
     },
 }
 
-impl Refusal {
+impl ServerError {
     pub(super) fn from_redis(address: String, source: RedisError) -> Self {
         if is_unauthenticated(&source) {
             Self::Unauthenticated(address, source)
@@ -106,14 +106,14 @@ impl Refusal {
     }
 }
 
-impl From<Refusal> for OpenError {
-    fn from(refusal: Refusal) -> Self {
+impl From<ServerError> for OpenError {
+    fn from(refusal: ServerError) -> Self {
         Self::new(refusal.kind(), refusal)
     }
 }
 
 errors! {
-    Refusal {
+    ServerError {
         Self::InvalidUrl(source) => "the URL is not the URL of a Redis server: write it as \
             `redis://USER:PASSWORD@HOST:PORT/DATABASE`" => cause(source);
         Self::NoTls(source) => "the URL asks for TLS, which is not compiled in: add the `redis` crate with its feature \
@@ -152,7 +152,10 @@ mod tests {
     #[test]
     fn a_cause_is_shown_once() {
         let refused = RedisError::from(io::Error::other("Connection refused"));
-        let error = OpenError::from(Refusal::from_redis("localhost:6379".to_owned(), refused));
+        let error = OpenError::from(ServerError::from_redis(
+            "localhost:6379".to_owned(),
+            refused,
+        ));
         let mut texts = Vec::new();
         let mut next: Option<&dyn Error> = Some(&error);
         while let Some(error) = next {

@@ -52,7 +52,7 @@ use crate::store::{
 /// use tower_webhook::{Secret, Webhooks};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
-/// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
+/// let store = RedisStore::open("redis://localhost:6379").await?.with_prefix("crm:")?;
 /// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
@@ -61,11 +61,11 @@ use crate::store::{
 /// Clones share their connections, of which each runtime has one.
 #[derive(Clone)]
 pub struct RedisStore {
-    shared: Arc<Shared>,
+    shared: Arc<Connected>,
     prefix: Arc<str>,
 }
 
-struct Shared {
+struct Connected {
     connection: Connection,
     scripts: Scripts,
 }
@@ -83,12 +83,12 @@ impl RedisStore {
     ///
     /// When the URL is wrong, the server cannot be reached or denies access, or it cannot keep the store's
     /// promises. [`OpenError::kind`] distinguishes these, and the error says what to do.
-    pub async fn connect(url: &str) -> Result<Self, OpenError> {
+    pub async fn open(url: &str) -> Result<Self, OpenError> {
         let connection = Connection::new(server::client(url)?);
         let scripts = Scripts::new();
         server::check(&connection, &scripts).await?;
         Ok(Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(Connected {
                 connection,
                 scripts,
             }),
@@ -104,7 +104,7 @@ impl RedisStore {
     /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
     /// use tower_webhook::redis::RedisStore;
     ///
-    /// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
+    /// let store = RedisStore::open("redis://localhost:6379").await?.with_prefix("crm:")?;
     /// # Ok(())
     /// # }
     /// ```

@@ -7,13 +7,13 @@ use redis::io::tcp::TcpSettings;
 use redis::{Client, IntoConnectionInfo, RedisError, RedisResult};
 
 use super::connection::Connection;
-use super::error::{Refusal, is_forbidden};
+use super::error::{ServerError, is_forbidden};
 use super::scripts::Scripts;
 use crate::store::OpenError;
 
 /// Checks that the server can keep the store's promises, as far as it reports, and loads the scripts.
 pub(super) async fn check(connection: &Connection, scripts: &Scripts) -> Result<(), OpenError> {
-    let refused = |error: RedisError| Refusal::from_redis(connection.address(), error);
+    let refused = |error: RedisError| ServerError::from_redis(connection.address(), error);
 
     let mut line = connection.connect().await.map_err(refused)?;
     let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut line).await;
@@ -72,8 +72,8 @@ pub(super) fn client(url: &str) -> Result<Client, OpenError> {
     let bad_url = |source: RedisError| {
         // The crate reports this only in its text.
         match source.to_string().contains("TLS") {
-            true => Refusal::NoTls(source),
-            false => Refusal::InvalidUrl(source),
+            true => ServerError::NoTls(source),
+            false => ServerError::InvalidUrl(source),
         }
     };
     let info = url.into_connection_info().map_err(bad_url)?;
@@ -94,23 +94,23 @@ impl<'a> Info<'a> {
         )
     }
 
-    fn check(&self) -> Result<(), Refusal> {
+    fn check(&self) -> Result<(), ServerError> {
         // Valkey reports here the Redis that it is compatible with.
         // A missing field refuses nothing: a user without the right to `INFO` sees none.
         if let Some(&version) = self.0.get("redis_version") {
             let major = version.split('.').next().and_then(|part| part.parse().ok());
             if major.is_some_and(|major: u32| major < 7) {
-                return Err(Refusal::TooOld {
+                return Err(ServerError::TooOld {
                     version: version.to_owned(),
                 });
             }
         }
         if self.0.get("role").is_some_and(|&role| role != "master") {
-            return Err(Refusal::Replica);
+            return Err(ServerError::Replica);
         }
         match self.0.get("maxmemory_policy") {
             Some(&"noeviction") => Ok(()),
-            Some(&policy) => Err(Refusal::Evicts {
+            Some(&policy) => Err(ServerError::Evicts {
                 policy: policy.to_owned(),
             }),
             None => {
@@ -133,10 +133,10 @@ impl<'a> Info<'a> {
         self.0.get("cluster_enabled") == Some(&"1")
     }
 
-    fn check_cluster(&self) -> Result<(), Refusal> {
+    fn check_cluster(&self) -> Result<(), ServerError> {
         match self.0.get("cluster_size") {
             // A cluster of one server has all keys, so it is as good as a single server.
-            Some(&size) if size != "1" => Err(Refusal::Sharded {
+            Some(&size) if size != "1" => Err(ServerError::Sharded {
                 size: size.to_owned(),
             }),
             _ => Ok(()),
@@ -162,12 +162,12 @@ mod tests {
 
         for version in ["6.2.14", "5.0.14", "2.8"] {
             let error = check(&redis.replace("7.0.15", version)).unwrap_err();
-            assert!(matches!(error, Refusal::TooOld { .. }));
+            assert!(matches!(error, ServerError::TooOld { .. }));
             assert!(error.to_string().contains(version), "{error}");
         }
         let error = check(&redis.replace("master", "slave")).unwrap_err();
-        assert!(matches!(error, Refusal::Replica));
+        assert!(matches!(error, ServerError::Replica));
         let error = check(&valkey.replace("noeviction", "allkeys-lru")).unwrap_err();
-        assert!(matches!(error, Refusal::Evicts { .. }));
+        assert!(matches!(error, ServerError::Evicts { .. }));
     }
 }

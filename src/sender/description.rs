@@ -20,7 +20,7 @@ pub(super) struct Description {
     /// What stands for `*` in the names of headers.
     #[serde(default)]
     families: Vec<String>,
-    key: Option<Key>,
+    key: Option<KeyField>,
     kind: Option<First>,
     /// Where an event says which others it must not overtake.
     order: Option<First>,
@@ -41,7 +41,7 @@ pub(super) struct Description {
     untagged,
     expecting = "use a header, a JSON pointer, or `{ join = [...] }` with several of them"
 )]
-enum Key {
+enum KeyField {
     One(String),
     Joined(Joined),
 }
@@ -249,11 +249,11 @@ impl Description {
     fn keys(&self, family: &str) -> Result<Vec<Place>, String> {
         let (field, parts) = match &self.key {
             None => return Ok(Vec::new()),
-            Some(Key::One(text)) => ("key", slice::from_ref(text)),
-            Some(Key::Joined(it)) if !(2..=8).contains(&it.join.len()) => {
+            Some(KeyField::One(text)) => ("key", slice::from_ref(text)),
+            Some(KeyField::Joined(it)) if !(2..=8).contains(&it.join.len()) => {
                 return Err("key.join: name 2 to 8 headers or JSON pointers".to_owned());
             }
-            Some(Key::Joined(it)) => ("key.join", &it.join[..]),
+            Some(KeyField::Joined(it)) => ("key.join", &it.join[..]),
         };
         parts
             .iter()

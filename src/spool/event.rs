@@ -1,6 +1,7 @@
 //! An event in the file of a spool, with all that its queue needs to accept it later.
 //!
-//! Its kind, key, body, headers, chat and lane are those of the event in the file. The rest is a header of its own there.
+//! Its kind, key, body, headers, chat and lane are those of the event in the file. The rest is one more line among its
+//! headers, since the file of a spool has the tables of an inbox.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,27 +13,42 @@ use crate::inbox::event::{Failure, Namespace, NewEvent, TakenEvent};
 use crate::inbox::headers;
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
-/// What the file has no column for: namespace, key, guard, chat, retention in seconds, and outcome and reason of a dead
-/// letter. As a list, which is short.
+/// What the tables have no column for, or what their columns do not keep for another queue.
 #[derive(Serialize, Deserialize)]
-struct Rest(
-    i64,
-    Digests,
-    Option<Digests>,
-    Option<String>,
-    u64,
-    Option<(String, String)>,
-);
-
-/// Those of a key, as numbers.
-type Digests = (u128, u128);
-
-fn digests(key: &EventKey) -> Digests {
-    (key.key(), key.body())
+struct Rest {
+    namespace: i64,
+    key: Digests,
+    guard: Option<Digests>,
+    chat: Option<String>,
+    retain_seconds: u64,
+    dead: Option<Dead>,
 }
 
-fn key((key, body): Digests) -> EventKey {
-    EventKey::of_digests(key, body)
+/// The digests of a key and its body.
+#[derive(Serialize, Deserialize)]
+struct Digests {
+    key: u128,
+    body: u128,
+}
+
+impl Digests {
+    fn of(key: &EventKey) -> Self {
+        Self {
+            key: key.key(),
+            body: key.body(),
+        }
+    }
+
+    fn event_key(&self) -> EventKey {
+        EventKey::of_digests(self.key, self.body)
+    }
+}
+
+/// Why it is a dead letter from the start.
+#[derive(Serialize, Deserialize)]
+struct Dead {
+    outcome: String,
+    reason: String,
 }
 
 /// The event as the file gets it, and the line that the file adds to its headers. Its key is known there until the event is
@@ -42,14 +58,17 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
     let key = *event
         .key
         .get_or_insert_with(|| EventKey::of_digests(fastrand::u128(..), 0));
-    let rest = Rest(
-        event.namespace.0,
-        digests(&key),
-        event.guard.as_ref().map(digests),
-        event.chat.clone(),
-        event.retain.as_secs(),
-        event.dead.take().map(|dead| (dead.outcome, dead.reason)),
-    );
+    let rest = Rest {
+        namespace: event.namespace.0,
+        key: Digests::of(&key),
+        guard: event.guard.as_ref().map(Digests::of),
+        chat: event.chat.clone(),
+        retain_seconds: event.retain.as_secs(),
+        dead: event.dead.take().map(|dead| Dead {
+            outcome: dead.outcome,
+            reason: dead.reason,
+        }),
+    };
     let mut rest = serde_json::to_string(&rest)?;
     // JSON escapes all other characters that no header may have.
     if rest.contains('\x7f') {
@@ -66,27 +85,27 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let mut headers = delivery.headers().clone();
     // The file has added the last one.
     let rest = headers.get_all(&SPOOLED).iter().next_back()?.clone();
-    let Rest(namespace, digests, guard, chat, retain, dead) =
-        serde_json::from_slice(rest.as_bytes()).ok()?;
+    let rest: Rest = serde_json::from_slice(rest.as_bytes()).ok()?;
     let spooled_at = delivery.accepted_at()?.duration_since(UNIX_EPOCH).ok()?;
     let spooled_at = u64::try_from(spooled_at.as_millis()).ok()?;
     headers.insert(SPOOLED, HeaderValue::from(spooled_at));
-    let dead = dead.map(|(outcome, reason)| failure(outcome, reason));
     Some(NewEvent {
-        namespace: Namespace(namespace),
+        namespace: Namespace(rest.namespace),
         delivery: RawDelivery::received(
             delivery.kind().clone(),
             delivery.key().cloned(),
             delivery.body().clone(),
         )
         .with_headers(headers),
-        key: Some(key(digests)),
-        guard: guard.map(key),
-        chat,
+        key: Some(rest.key.event_key()),
+        guard: rest.guard.map(|guard| guard.event_key()),
+        chat: rest.chat,
         lane: taken.lane,
         // At least: it begins when the event is forwarded.
-        retain: Duration::from_secs(retain),
-        dead,
+        retain: Duration::from_secs(rest.retain_seconds),
+        dead: rest
+            .dead
+            .map(|dead| Failure::new(dead.outcome, dead.reason)),
     })
 }
 
@@ -101,14 +120,6 @@ pub(super) fn spooled_at(taken: &TakenEvent) -> SystemTime {
     taken.delivery.accepted_at().unwrap_or(UNIX_EPOCH)
 }
 
-pub(super) fn failure(outcome: impl Into<String>, reason: impl Into<String>) -> Failure {
-    Failure {
-        outcome: outcome.into(),
-        reason: reason.into(),
-        took: None,
-    }
-}
-
 /// The event as a dead letter, which counts as another event than the one whose key or body it has.
 pub(super) fn dead_letter(event: NewEvent, outcome: &str, reason: &str) -> NewEvent {
     let (key, body) = event.key.map_or((0, 0), |key| (key.key(), key.body()));
@@ -117,7 +128,7 @@ pub(super) fn dead_letter(event: NewEvent, outcome: &str, reason: &str) -> NewEv
     NewEvent {
         key: Some(key),
         guard: None,
-        dead: Some(failure(outcome, reason)),
+        dead: Some(Failure::new(outcome, reason)),
         ..event
     }
 }

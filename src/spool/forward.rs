@@ -12,9 +12,13 @@ use tokio::time::{sleep, timeout};
 use super::{Shared, event, within};
 use crate::error::Chain;
 use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
-use crate::inbox::event::{EventId, EventState, Kinds, NewEvent, Settlement, Take, TakenEvent};
-use crate::inbox::queue::{Accepted, Queue, Settled, Work};
-use crate::inbox::records::{Filter, Page, Records};
+use crate::inbox::event::{
+    EventId, EventState, Failure, Kinds, NewEvent, Settlement, Take, TakenEvent,
+};
+use crate::inbox::queue::{
+    Accepted, ChangeEvents, ClaimEvents, CountEvents, ListEvents, PurgeEvents, Settled,
+};
+use crate::inbox::records::{Filter, Page};
 use crate::lock::lock;
 use crate::store::StoreError;
 
@@ -46,7 +50,7 @@ struct Round {
 type ForgottenChats = HashMap<String, SystemTime>;
 
 /// Forwards events for as long as the spool is open.
-pub(super) async fn run<Q: Queue>(shared: Arc<Shared<Q>>) {
+pub(super) async fn run(shared: Arc<Shared>) {
     let mut refusals = HashMap::new();
     loop {
         if shared.is_due() {
@@ -93,7 +97,7 @@ pub(super) async fn run<Q: Queue>(shared: Arc<Shared<Q>>) {
     }
 }
 
-impl<Q: Queue> Shared<Q> {
+impl Shared {
     fn is_due(&self) -> bool {
         let at = lock(&self.measured).at;
         at.is_none_or(|at| at.elapsed() >= ASK_EVERY)
@@ -101,14 +105,12 @@ impl<Q: Queue> Shared<Q> {
 
     /// Has events tried again that the queue has refused.
     pub(super) async fn retry_refused(&self) -> Result<(), StoreError> {
-        let filter = Filter {
-            states: vec![EventState::Dead],
-            ..Filter::default()
-        };
+        let filter = Filter::default().states([EventState::Dead]);
         let refused = self.file.list(&filter, Page::oldest(usize::MAX)).await?;
         let by = by();
         for event in refused.events {
-            let redriven = self.with_room(|| self.file.redrive(event.id, None, &by));
+            let redriven =
+                self.with_room(|| self.file.change(ActionKind::Redrive, event.id, None, &by));
             redriven.await?;
         }
         Ok(())
@@ -225,7 +227,7 @@ impl<Q: Queue> Shared<Q> {
         if is_forgotten {
             // So that no worker takes it meanwhile.
             let reason = "its chat was forgotten while the event was in a spool";
-            event.dead = Some(event::failure("forgotten", reason));
+            event.dead = Some(Failure::new("forgotten", reason));
         }
         let (outcome, reason) = match self.accept_late(event.clone()).await? {
             Accepted::InFlight { remaining } => {
@@ -267,7 +269,7 @@ impl<Q: Queue> Shared<Q> {
 
     async fn accept_late(&self, event: NewEvent) -> Result<Accepted, StoreError> {
         let (key, retain) = (event.key, event.retain);
-        let accepted = within(LIMIT, self.queue.accept(event, None)).await?;
+        let accepted = within(LIMIT, self.queue.accept.accept(event, None)).await?;
         self.note_accepted(key, retain, &accepted).await;
         Ok(accepted)
     }
@@ -275,7 +277,7 @@ impl<Q: Queue> Shared<Q> {
     async fn forget_late(&self, chat: &str) -> Result<(), StoreError> {
         let (by, mut rest) = (by(), None);
         loop {
-            let step = within(LIMIT, self.queue.forget(chat, rest, &by)).await?;
+            let step = within(LIMIT, self.queue.forget.forget(chat, rest, &by)).await?;
             rest = step.rest;
             if rest.is_none() {
                 return Ok(());
@@ -292,7 +294,7 @@ impl<Q: Queue> Shared<Q> {
         };
         let mut before = None;
         loop {
-            let page = within(LIMIT, self.queue.actions(Which::All, before, PAGE)).await?;
+            let page = within(LIMIT, self.queue.list.actions(Which::All, before, PAGE)).await?;
             let is_last = page.len() < PAGE;
             for action in page {
                 if action.at < since {
@@ -322,7 +324,7 @@ fn refused(EventId(event): EventId, reason: &str) -> Settlement {
         "an event in the spool cannot be forwarded: it stays there, and is tried again when the spool is opened"
     );
     Settlement::Dead {
-        failure: event::failure("refused", reason),
+        failure: Failure::new("refused", reason),
         hold_lane: false,
     }
 }

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use super::{Shared, within};
 use crate::inbox::event::EventId;
-use crate::inbox::queue::{Accepted, Queue};
+use crate::inbox::queue::Accepted;
 use crate::lock::lock;
 use crate::store::EventKey;
 
@@ -23,7 +23,7 @@ pub(super) struct Newest {
     doubtful: Option<Kept>,
 }
 
-impl<Q: Queue> Shared<Q> {
+impl Shared {
     /// Notes an event if the queue has accepted it as a new one. A queue that was away is looked at first.
     pub(super) async fn note_accepted(
         &self,
@@ -64,7 +64,7 @@ impl<Q: Queue> Shared<Q> {
         if age > kept.retain / 2 {
             return;
         }
-        match within(self.spool.accept_within, self.queue.find(kept.key)).await {
+        match within(self.spool.accept_within, self.queue.list.find(kept.key)).await {
             Ok(found) if found == Some(kept.id) => {}
             Ok(_) => tracing::error!(
                 event = kept.id.0,

@@ -94,8 +94,9 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
@@ -106,22 +107,19 @@ use self::reserve::{Reserve, log_room};
 use self::status::Measured;
 pub use self::status::Status;
 use crate::error::Chain;
-use crate::event::EventKind;
-use crate::inbox::actions::{Action, BulkStep, By, NewBulk, Which};
-use crate::inbox::event::{
-    EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent,
-};
+use crate::inbox::Queue;
+use crate::inbox::actions::By;
+use crate::inbox::event::{EventId, NewEvent, Take};
 use crate::inbox::internal::forget_all;
-use crate::inbox::queue::{Accepted, Claims, Queue, Settled, Work};
-use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
+use crate::inbox::queue::{
+    AcceptEvents, Accepted, CountEvents, ForgetChats, MeasureTables, Tables,
 };
+use crate::inbox::records::Forgotten;
 use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
 use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
 use crate::task::AbortOnDrop;
-use crate::telemetry::{Count, CountsOf};
 
 /// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
 #[derive(Clone, Debug)]
@@ -185,7 +183,11 @@ impl Spool {
     /// # Panics
     ///
     /// When it is called outside of a tokio runtime.
-    pub async fn open<Q: Queue>(self, queue: Q) -> Result<Spooled<Q>, OpenError> {
+    pub async fn open(self, queue: impl Into<Queue>) -> Result<Spooled, OpenError> {
+        self.open_before(queue.into()).await
+    }
+
+    async fn open_before(self, queue: Queue) -> Result<Spooled, OpenError> {
         let Self {
             path,
             limit,
@@ -219,7 +221,7 @@ impl Spool {
         let task = tokio::spawn(forward::run(Arc::clone(&shared)));
         Ok(Spooled {
             shared,
-            task: Arc::new(AbortOnDrop(task.abort_handle())),
+            _task: Arc::new(AbortOnDrop(task.abort_handle())),
         })
     }
 }
@@ -229,13 +231,15 @@ impl Spool {
 /// All that is not about accepting goes to the queue: its lists and counts do not have the events in the file, of which
 /// [`status`](Self::status) has the number. Clones share the file. Dropping the last one stops forwarding; what is in the
 /// file then stays there.
-pub struct Spooled<Q> {
-    shared: Arc<Shared<Q>>,
-    task: Arc<AbortOnDrop>,
+#[derive(Clone)]
+pub struct Spooled {
+    shared: Arc<Shared>,
+    /// Forwards for as long as somebody has the queue.
+    _task: Arc<AbortOnDrop>,
 }
 
-struct Shared<Q> {
-    queue: Q,
+struct Shared {
+    queue: Queue,
     file: SqliteQueue,
     spool: Spool,
     gate: Gate,
@@ -252,7 +256,7 @@ struct Shared<Q> {
     newest: Mutex<Newest>,
 }
 
-impl<Q: Queue> Spooled<Q> {
+impl Spooled {
     /// Waits until all events in the file are forwarded, or until `within` has passed. Returns the number of events that
     /// are left, of which some may be accepted meanwhile.
     pub async fn flush(&self, within: Duration) -> u64 {
@@ -291,26 +295,15 @@ impl<Q: Queue> Spooled<Q> {
     pub fn record_metrics(&self) {
         self.shared.record_metrics();
     }
-
-    /// Returns the queue behind the spool.
-    #[must_use]
-    pub fn queue(&self) -> &Q {
-        &self.shared.queue
-    }
 }
 
-impl<Q> Clone for Spooled<Q> {
-    fn clone(&self) -> Self {
-        Self {
-            shared: Arc::clone(&self.shared),
-            task: Arc::clone(&self.task),
-        }
-    }
-}
+partial_debug!(
+    Spooled,
+    |it| queue = it.shared.queue,
+    spool = it.shared.spool
+);
 
-partial_debug!([Q: std::fmt::Debug] Spooled<Q>, |it| queue = it.shared.queue, spool = it.shared.spool);
-
-impl<Q: Queue> Shared<Q> {
+impl Shared {
     /// Looks at what a former process has left, and at the queue, if it can be reached.
     async fn begin(&self) -> Result<(), OpenError> {
         let unusable = |error: StoreError| OpenError::new(OpenErrorKind::Unavailable, error);
@@ -337,7 +330,8 @@ impl<Q: Queue> Shared<Q> {
 
     /// Asks whether the queue can be reached, and is the one that the file is in front of.
     async fn ask(&self) -> Result<(), StoreError> {
-        let identity = within(self.spool.accept_within, self.queue.identity()).await?;
+        let measure = self.queue.measure.measure();
+        let Tables { identity, .. } = within(self.spool.accept_within, measure).await?;
         match self.identity.load(Ordering::Relaxed) {
             0 => {
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
@@ -427,19 +421,23 @@ fn is_foreign(error: &StoreError) -> bool {
     error.source().is_some_and(<dyn Error>::is::<Strange>)
 }
 
-/// The methods that go to the queue.
-macro_rules! behind {
-    ($($method:ident($($argument:ident: $type:ty),*) -> $Output:ty;)*) => {
-        $(async fn $method(&self, $($argument: $type),*) -> Result<$Output, StoreError> {
-            self.shared.queue.$method($($argument),*).await
-        })*
-    };
+impl From<Spooled> for Queue {
+    fn from(spooled: Spooled) -> Self {
+        let behind = spooled.shared.queue.clone();
+        let front = Arc::new(spooled);
+        Self {
+            // Its events come from here, too, where no worker is woken.
+            is_shared: true,
+            accept: front.clone(),
+            forget: front.clone(),
+            measure: front,
+            ..behind
+        }
+    }
 }
 
-impl<Q: Queue> Work for Spooled<Q> {
-    // Its events come from here, too, where no worker is woken.
-    const SHARED: bool = true;
-
+#[async_trait]
+impl AcceptEvents for Spooled {
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let shared = &*self.shared;
         let direct = match shared.gate.way().await {
@@ -447,7 +445,7 @@ impl<Q: Queue> Work for Spooled<Q> {
             Way::File(storing) => return Box::pin(shared.store(event, storing)).await,
             Way::Queue(direct) => direct,
         };
-        let accepting = shared.queue.accept(event.clone(), take);
+        let accepting = shared.queue.accept.accept(event.clone(), take);
         let error = match within(shared.spool.accept_within, accepting).await {
             Err(error) if error.kind() != StoreErrorKind::Corrupt => error,
             accepted => {
@@ -467,38 +465,27 @@ impl<Q: Queue> Work for Spooled<Q> {
         drop(direct);
         stored
     }
+}
 
-    async fn size(&self) -> Result<u64, StoreError> {
+#[async_trait]
+impl MeasureTables for Spooled {
+    async fn measure(&self) -> Result<Tables, StoreError> {
         let shared = &*self.shared;
         if shared.gate.is_open() {
             let reason = "the queue cannot be reached";
             return Err(StoreError::new(StoreErrorKind::Unavailable, reason));
         }
         // The first delivery waits for it.
-        let size = within(shared.spool.accept_within, shared.queue.size()).await;
-        if let Err(error) = &size {
+        let tables = within(shared.spool.accept_within, shared.queue.measure.measure()).await;
+        if let Err(error) = &tables {
             shared.open_breaker(error);
         }
-        size
-    }
-
-    behind! {
-        claim(take: &Take, limit: usize, suspects: usize) -> Claims;
-        take(id: EventId, take: &Take) -> Option<TakenEvent>;
-        extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>;
-        settle(lease: &EventLease, settlement: &Settlement, next: Option<&Take>) -> Settled;
-        find(key: u128) -> Option<EventId>;
-        purge(keep_bodies: Duration) -> bool;
-        begin_bulk(bulk: &NewBulk, by: &By) -> i64;
-        step_bulk(number: i64, step: &BulkStep) -> bool;
-        cancel_bulk(number: i64, by: &By) -> bool;
-        note_counts(counts: &[Count]) -> SystemTime;
-        counts(of: &CountsOf) -> Vec<Count>;
-        identity() -> i64;
+        tables
     }
 }
 
-impl<Q: Queue> Records for Spooled<Q> {
+#[async_trait]
+impl ForgetChats for Spooled {
     async fn forget(
         &self,
         chat: &str,
@@ -510,18 +497,6 @@ impl<Q: Queue> Records for Spooled<Q> {
         if events.is_none() {
             forget_all(&shared.file, chat, by).await?;
         }
-        shared.queue.forget(chat, events, by).await
-    }
-
-    behind! {
-        list(filter: &Filter, page: Page) -> Listed;
-        blocked_lanes(chat: Option<&str>, after: Option<EventId>, limit: usize) -> Vec<BlockedLane>;
-        get(id: EventId) -> Option<EventRecord>;
-        redrive(id: EventId, from: Option<EventState>, by: &By) -> Change;
-        discard(id: EventId, from: Option<EventState>, by: &By) -> Change;
-        pause(kind: Option<&EventKind>, note: Option<&str>, by: &By) -> ();
-        pauses() -> Vec<Pause>;
-        actions(which: Which, before: Option<i64>, limit: usize) -> Vec<Action>;
-        stats() -> Stats;
+        shared.queue.forget.forget(chat, events, by).await
     }
 }

@@ -27,7 +27,7 @@ impl Reserve {
     /// Locks the spool for this process.
     pub(super) fn lock(path: &Path, limit: u64, on_any_disk: bool) -> Result<Self, OpenError> {
         if !on_any_disk && let Some(kind) = ephemeral(path) {
-            let refusal = Refusal::Ephemeral(path.into(), kind);
+            let refusal = DiskError::Ephemeral(path.into(), kind);
             return Err(OpenError::new(OpenErrorKind::Unsuitable, refusal));
         }
         let mut options = OpenOptions::new();
@@ -39,7 +39,7 @@ impl Reserve {
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                let refusal = Refusal::Locked(path.into());
+                let refusal = DiskError::Locked(path.into());
                 return Err(OpenError::new(OpenErrorKind::Unavailable, refusal));
             }
             Err(TryLockError::Error(error)) => return Err(unusable(path, error)),
@@ -59,7 +59,7 @@ impl Reserve {
             io::ErrorKind::StorageFull
             | io::ErrorKind::FileTooLarge
             | io::ErrorKind::QuotaExceeded => {
-                let refusal = Refusal::NoRoom(self.path.clone(), self.limit, error);
+                let refusal = DiskError::NoRoom(self.path.clone(), self.limit, error);
                 OpenError::new(OpenErrorKind::Unavailable, refusal)
             }
             _ => unusable(&self.path, error),
@@ -128,7 +128,7 @@ impl Reserve {
 const RESERVE: &str = "-reserve";
 
 fn unusable(path: &Path, error: io::Error) -> OpenError {
-    let refusal = Refusal::Unusable(beside(path, RESERVE), error);
+    let refusal = DiskError::Unusable(beside(path, RESERVE), error);
     OpenError::new(OpenErrorKind::Unavailable, refusal)
 }
 
@@ -164,7 +164,7 @@ fn ephemeral(_: &Path) -> Option<&'static str> {
 }
 
 #[derive(Debug)]
-enum Refusal {
+enum DiskError {
     Ephemeral(PathBuf, &'static str),
     Locked(PathBuf),
     NoRoom(PathBuf, u64, io::Error),
@@ -172,7 +172,7 @@ enum Refusal {
 }
 
 errors! {
-    Refusal {
+    DiskError {
         Self::Ephemeral(path, kind) => "the spool `{}` would be on {kind}, which ends with its container or machine and \
             takes accepted events with it: choose a path on a disk, such as a volume, or allow any disk", path.display();
         Self::Locked(path) => "the spool `{}` is used by another process: each process needs a spool of its own",

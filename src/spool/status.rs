@@ -7,8 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Shared;
-use crate::inbox::queue::{Queue, Work};
-use crate::inbox::records::Records;
+use crate::inbox::queue::{CountEvents, MeasureTables};
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -100,7 +99,7 @@ impl Measured {
     }
 }
 
-impl<Q: Queue> Shared<Q> {
+impl Shared {
     pub(super) fn status(&self) -> Status {
         Status {
             limit: self.spool.limit,
@@ -115,7 +114,7 @@ impl<Q: Queue> Shared<Q> {
         if may_count {
             self.count().await?;
         }
-        let bytes = self.file.size().await?;
+        let bytes = self.file.measure().await?.bytes;
         let mut measured = lock(&self.measured);
         measured.see(Instant::now(), bytes, self.spool.limit);
         let full_in = measured.status.full_in.filter(|full_in| *full_in < SOON);
@@ -158,7 +157,7 @@ impl<Q: Queue> Shared<Q> {
         if has_room() {
             return Ok(());
         }
-        lock(&self.measured).status.bytes = self.file.size().await?;
+        lock(&self.measured).status.bytes = self.file.measure().await?.bytes;
         match has_room() {
             true => Ok(()),
             false => Err(StoreError::new(

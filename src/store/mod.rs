@@ -58,7 +58,7 @@ also_for_arc! {
     /// No method has a default, so that no store inherits a race.
     #[diagnostic::on_unimplemented(
         message = "`{Self}` is not a store",
-        note = "use one of `tower_webhook::store`, or implement `Store` and run its conformance suite"
+        note = "use `MokaStore`, `SqliteStore`, `RedisStore` or `PostgresStore`, or implement `Store` and run its conformance suite"
     )]
     pub trait Store: Send + Sync + 'static {
         /// Whether a claim stays when the process that holds it dies.

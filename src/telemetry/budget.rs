@@ -456,7 +456,7 @@ struct Step {
 }
 
 /// Failures of some age.
-struct Seen {
+struct Aged {
     age: Duration,
     reason: &'static str,
     failures: u32,
@@ -487,7 +487,7 @@ impl State {
     }
 
     /// Returns the failures of a kind, oldest first.
-    fn seen(&self, kind: &Option<EventKind>, now: &Now, with_others: bool) -> Vec<Seen> {
+    fn seen(&self, kind: &Option<EventKind>, now: &Now, with_others: bool) -> Vec<Aged> {
         let steps = self
             .hours
             .get(kind)
@@ -502,7 +502,7 @@ impl State {
         let others = others
             .filter(|((.., of, _), _)| of == kind)
             .map(|((_, minute, _, reason), failures)| (now.since(*minute), *reason, *failures));
-        let all = own.chain(others).map(|(age, reason, failures)| Seen {
+        let all = own.chain(others).map(|(age, reason, failures)| Aged {
             age,
             reason,
             failures,
@@ -562,7 +562,7 @@ impl Hour {
 
 impl Spent {
     /// `seen` is sorted from the oldest to the newest.
-    fn of(kind: Option<EventKind>, limit: Option<u32>, seen: &[Seen]) -> Self {
+    fn of(kind: Option<EventKind>, limit: Option<u32>, seen: &[Aged]) -> Self {
         let mut reasons = BTreeMap::<_, u32>::new();
         for seen in seen {
             let reason = reasons.entry(seen.reason).or_default();
@@ -580,12 +580,12 @@ impl Spent {
     }
 }
 
-fn sum(seen: &[Seen]) -> u32 {
+fn sum(seen: &[Aged]) -> u32 {
     seen.iter()
         .fold(0, |sum, seen| sum.saturating_add(seen.failures))
 }
 
-fn disabled_in(seen: &[Seen], limit: u32) -> Option<Duration> {
+fn disabled_in(seen: &[Aged], limit: u32) -> Option<Duration> {
     let failures = sum(seen);
     if failures > limit {
         return Some(Duration::ZERO);

@@ -40,7 +40,7 @@ use crate::lock::lock;
 #[must_use]
 pub struct Silence {
     rules: Rules,
-    seen: Arc<Seen>,
+    seen: Arc<Deliveries>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -50,7 +50,7 @@ struct Rules {
 }
 
 #[derive(Debug)]
-struct Seen {
+struct Deliveries {
     since: Instant,
     kinds: Kinds,
     rhythms: Mutex<BTreeMap<EventKind, Rhythm>>,
@@ -63,7 +63,7 @@ impl Silence {
     pub fn new() -> Self {
         Self {
             rules: Rules::default(),
-            seen: Arc::new(Seen {
+            seen: Arc::new(Deliveries {
                 since: Instant::now(),
                 kinds: Kinds::default(),
                 rhythms: Mutex::default(),

@@ -215,7 +215,7 @@ pub(crate) struct Tally {
 struct State {
     /// The time of day at some moment. That of the queue as soon as it is known, so that all processes agree on minutes.
     anchor: (Instant, SystemTime),
-    rows: BTreeMap<Key, Row>,
+    rows: BTreeMap<RowKey, Row>,
     /// All kinds that were seen.
     kinds: BTreeSet<EventKind>,
     /// The number of changes.
@@ -223,7 +223,7 @@ struct State {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Key {
+struct RowKey {
     // First in the order of keys, so that the oldest rows are at the front.
     minute: i64,
     series: Series,
@@ -277,7 +277,7 @@ impl State {
         number: u64,
         sample: impl FnOnce() -> Option<Sample>,
     ) {
-        let key = Key {
+        let key = RowKey {
             minute: minute_of(self.now()),
             series,
             kind,
@@ -385,7 +385,7 @@ impl Tally {
         rows.map(|(key, row)| (key.outcome, row.number)).collect()
     }
 
-    fn count(&self, key: &Key, row: &Row) -> Count {
+    fn count(&self, key: &RowKey, row: &Row) -> Count {
         Count {
             minute: key.minute,
             process: self.process,

@@ -138,7 +138,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
 /// What a key is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
-pub(super) struct Key {
+pub(super) struct ClaimKey {
     id: EventKey,
     wait_until: Instant,
 }
@@ -154,14 +154,14 @@ impl Transactions {
         AttemptWatch::new(observers, delivery, None)
     }
 
-    fn key(&self, delivery: &RawDelivery) -> Option<Key> {
-        Some(Key {
+    fn key(&self, delivery: &RawDelivery) -> Option<ClaimKey> {
+        Some(ClaimKey {
             id: Identity::in_transaction(delivery, &self.limits.namespace)?,
             wait_until: Instant::now() + self.limits.in_flight_wait,
         })
     }
 
-    async fn turn(&self, key: Option<&Key>) -> Result<Option<Turn>, Outcome> {
+    async fn turn(&self, key: Option<&ClaimKey>) -> Result<Option<Turn>, Outcome> {
         let Some(key) = key else { return Ok(None) };
         match timeout_at(key.wait_until, self.turns.wait(key.id.key())).await {
             Ok(turn) => Ok(Some(turn)),
@@ -196,7 +196,7 @@ impl Transactions {
     async fn insert(
         &self,
         connection: &mut PgConnection,
-        key: Option<&Key>,
+        key: Option<&ClaimKey>,
     ) -> Result<TxId, Outcome> {
         let limit = self.limits.handler_timeout;
         let Some(key) = key else {
@@ -228,7 +228,7 @@ impl Transactions {
     async fn record(
         &self,
         connection: &mut PgConnection,
-        key: Option<&Key>,
+        key: Option<&ClaimKey>,
     ) -> Result<(), Outcome> {
         if key.is_none() {
             return Ok(());

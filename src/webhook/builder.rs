@@ -6,6 +6,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 
 use super::layer::WebhookLayer;
+use super::receiver::Receiver;
 use super::running::{Running, Work};
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
@@ -13,7 +14,8 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::execution::{Given, Limits};
 use crate::idempotency::{Idempotency, IdempotencyLayer, Rules};
-use crate::inbox::{Accept, Inbox, Queue, Worker};
+use crate::inbox::worker::{Handler, handler};
+use crate::inbox::{Inbox, Worker};
 #[cfg(feature = "moka")]
 use crate::memory::MokaStore;
 use crate::outcome::Outcome;
@@ -146,7 +148,7 @@ impl<T> Webhooks<T> {
         self.with_target(layer)
     }
 
-    /// Accepts deliveries into an inbox: a [`Queue`], or an [`Inbox`] with settings of its own. The answer is 200 when an
+    /// Accepts deliveries into an inbox: a [`Queue`](crate::inbox::Queue), or an [`Inbox`] with settings of its own. The answer is 200 when an
     /// event is stored, and a worker runs the handlers later.
     ///
     /// What is set here applies to the receiver and its worker. A clone of the inbox that you keep, as for a
@@ -172,8 +174,9 @@ impl<T> Webhooks<T> {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn inbox<Q: Queue>(self, inbox: impl Into<Inbox<Q>>) -> Webhooks<Worker<Q, ()>> {
-        self.with_target(inbox.into().worker(()))
+    pub fn inbox(self, inbox: impl Into<Inbox>) -> Webhooks<Worker> {
+        // `start` gives it its service.
+        self.with_target(inbox.into().worker(EventRouter::new()))
     }
 
     fn with_target<U>(mut self, target: U) -> Webhooks<U> {
@@ -428,10 +431,10 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
 }
 
 /// # With an inbox
-impl<Q: Queue> Webhooks<Worker<Q, ()>> {
+impl Webhooks<Worker> {
     /// Changes the settings that only a worker has, such as [`concurrency`](Worker::concurrency) and
     /// [`retry`](Worker::retry).
-    pub fn worker(mut self, change: impl FnOnce(Worker<Q, ()>) -> Worker<Q, ()>) -> Self {
+    pub fn worker(mut self, change: impl FnOnce(Worker) -> Worker) -> Self {
         self.target = change(self.target);
         self
     }
@@ -447,13 +450,18 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
     /// # Panics
     ///
     /// When it is called outside of a tokio runtime.
-    pub fn start<S>(self, service: S) -> Result<(Signature<Accept<Q>>, Running), ConfigError>
+    pub fn start<S>(self, service: S) -> Result<(Receiver, Running), ConfigError>
     where
         S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
             + Clone
             + Send
             + 'static,
     {
+        self.start_with(handler(service))
+    }
+
+    // Not generic, so that it is compiled with this crate.
+    fn start_with(self, handler: Handler) -> Result<(Receiver, Running), ConfigError> {
         let mut worker = self.target;
         let settings = worker.inbox.set();
         if let Some(sender) = &self.shared.sender {
@@ -470,8 +478,9 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
         )?;
         settings.reject_changed_bodies |= rules.reject_changed_bodies;
         settings.replay_guard |= replay_guard;
-        let webhooks = signature.layer(worker.inbox.accept());
-        let handle = worker.with_service(service).spawn();
+        let webhooks = Receiver::new(signature.layer(worker.inbox.accept()));
+        worker.handler = handler;
+        let handle = worker.spawn();
         Ok((webhooks, Running::new(Work::Inbox(handle), &signature)))
     }
 }

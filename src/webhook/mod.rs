@@ -2,11 +2,13 @@
 //!
 //! - [`Webhooks`] takes every setting once, and a store or an inbox. It checks them together when it is started.
 //! - [`WebhookLayer`] is both layers in one, for a service that axum wraps (`Router::route_layer`).
+//! - [`Receiver`] is the service that receives webhooks for an inbox.
 //! - [`Running`] is what still runs when the server has stopped: detached runs, or the worker of an inbox.
 //! - [`shutdown`] waits for SIGTERM or Ctrl-C.
 
 mod builder;
 mod layer;
+mod receiver;
 mod running;
 #[cfg(feature = "signal")]
 mod signal;
@@ -15,6 +17,7 @@ mod tests;
 
 pub use self::builder::Webhooks;
 pub use self::layer::WebhookLayer;
+pub use self::receiver::{Receiver, ReceiverFuture};
 pub use self::running::Running;
 #[cfg(feature = "signal")]
 pub use self::signal::shutdown;

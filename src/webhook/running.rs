@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use tokio::time::sleep;
 
 use crate::execution::{DrainTimeout, Runs};
@@ -66,7 +67,12 @@ impl Running {
     ///
     /// When the limit has passed. No event is lost: the platform or the next worker tries again.
     pub async fn drain(&self, limit: Duration) -> Result<(), DrainTimeout> {
-        self.drain_until(sleep(limit)).await
+        self.drained(limit).await
+    }
+
+    // A box that this crate makes, so that the program of a user does not compile it.
+    fn drained(&self, limit: Duration) -> BoxFuture<'_, Result<(), DrainTimeout>> {
+        Box::pin(self.drain_until(sleep(limit)))
     }
 
     /// Like [`drain`](Self::drain), until `cut` is ready: a deadline, or a second signal.

@@ -23,7 +23,7 @@ fn with_store() -> Webhooks<IdempotencyLayer<MokaStore>> {
     new().store(MokaStore::new())
 }
 
-fn with_inbox() -> Webhooks<Worker<MemoryQueue, ()>> {
+fn with_inbox() -> Webhooks<Worker> {
     new().inbox(MemoryQueue::new())
 }
 
@@ -31,7 +31,7 @@ fn idempotency() -> IdempotencyLayer<MokaStore> {
     IdempotencyLayer::new(MokaStore::new())
 }
 
-fn inbox() -> Inbox<MemoryQueue> {
+fn inbox() -> Inbox {
     Inbox::new(MemoryQueue::new())
 }
 
@@ -50,7 +50,7 @@ macro_rules! start {
     )*};
 }
 
-start! { () IdempotencyLayer<MokaStore> Worker<MemoryQueue, ()> }
+start! { () IdempotencyLayer<MokaStore> Worker }
 
 fn refusal(webhooks: impl Start) -> String {
     webhooks.started().unwrap_err().to_string()

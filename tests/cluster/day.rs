@@ -15,8 +15,8 @@ use tokio::time::{Instant, advance, sleep, sleep_until};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::event::Timestamp;
-use tower_webhook::inbox::internal::{Tuning, forget_all};
-use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Records, Retry, WorkerHandle};
+use tower_webhook::inbox::internal::Tuning;
+use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry, WorkerHandle};
 use tower_webhook::{EventKind, HandlerError, Outcome, RawDelivery, Secret, SignatureLayer};
 use tower_webhook_sandbox::{
     Body, Fault, Faults, Report, Sandbox, Settings, SimulatedChat, Webhook,
@@ -27,6 +27,7 @@ use support::history::{
     Entry, History, LEASE, MAX_CRASHES, Mistake, Process as Number, Spy, Violation, check, digest,
     hash,
 };
+use support::queue::Calls;
 use support::{DAY, HOUR, MINUTE, SECOND, lock};
 
 const REPLICAS: usize = 3;
@@ -68,7 +69,6 @@ pub(crate) fn live(seed: u64, mistake: Mistake) -> Lived {
     runtime.block_on(async { Cluster::start(seed, mistake).live().await })
 }
 
-type Queue = Flaky<Spy>;
 type Service = BoxCloneSyncService<Request<Body>, StatusCode, Infallible>;
 
 struct Cluster {
@@ -156,11 +156,11 @@ impl Cluster {
         };
         let process = Process::start(self.draw(Rng::fork));
         // A queue in front of this one, such as a spool, goes around it here.
-        let queue: Queue = Flaky {
-            queue: self.spy.of(Number::Worker(number)),
+        let queue = Flaky {
+            queue: self.spy.of(Number::Worker(number)).shared(),
             process: Arc::clone(&process),
         };
-        let inbox = Inbox::new(queue).keep_bodies(6 * HOUR);
+        let inbox = Inbox::new(queue.shared()).keep_bodies(6 * HOUR);
         let handler = self.handler(Arc::clone(&process));
         let worker = inbox
             .worker(handler)
@@ -456,7 +456,7 @@ impl Cluster {
             4..6 => queue.discard(id, None, &by).await.map(drop),
             6 => {
                 let chat = self.draw(|random| random.usize(..chats.len()));
-                forget_all(queue, &chats[chat].id(), &by).await.map(drop)
+                queue.forget_all(&chats[chat].id(), &by).await.map(drop)
             }
             _ => {
                 let kind = self.draw(|random| {

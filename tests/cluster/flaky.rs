@@ -4,16 +4,18 @@ use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{EventId, Queue, Records};
+use tower_webhook::inbox::{EventId, Queue};
 use tower_webhook::store::{StoreError, StoreErrorKind};
 
-use support::{forward, lock};
+use support::lock;
+use support::queue::Calls;
 
 /// A process, and its connection to the queue.
 pub(crate) struct Process {
@@ -169,47 +171,38 @@ fn unavailable() -> StoreError {
 
 /// A queue as a process reaches it.
 #[derive(Clone)]
-pub(crate) struct Flaky<Q> {
-    pub(crate) queue: Q,
+pub(crate) struct Flaky {
+    pub(crate) queue: Queue,
     pub(crate) process: Arc<Process>,
 }
 
-impl<Q> Flaky<Q> {
-    fn inner(&self) -> Result<&Q, StoreError> {
-        self.process.fails(true)?;
-        match self.process.is_dead() {
-            true => Err(unavailable()),
-            false => Ok(&self.queue),
-        }
-    }
-}
-
-/// Writes the methods whose calls go on if their callers give up, with copies of what they borrow.
+/// Writes the calls that go on if their callers give up, with copies of what they borrow.
 macro_rules! on_its_way {
-    ($($method:ident($($given:ident: $type:ty),*) -> $answer:ty, $($kept:ident = $copy:expr),* => ($($use:expr),*);)*) => {$(
-        async fn $method(&self, $($given: $type),*) -> Result<$answer, StoreError> {
-            let queue = self.queue.clone();
-            $(let $kept = $copy;)*
-            self.process.call(async move { queue.$method($($use),*).await }).await
+    ($($method:ident($($given:ident: $type:ty),*) -> $answer:ty, $($kept:ident = $copy:expr),* => ($($use:expr),*);)*) => {
+        #[async_trait]
+        impl Calls for Flaky {
+            fn inner(&self) -> Result<Queue, StoreError> {
+                self.process.fails(true)?;
+                match self.process.is_dead() {
+                    true => Err(unavailable()),
+                    false => Ok(self.queue.clone()),
+                }
+            }
+
+            $(async fn $method(&self, $($given: $type),*) -> Result<$answer, StoreError> {
+                let queue = self.queue.clone();
+                $(let $kept = $copy;)*
+                self.process.call(async move { queue.$method($($use),*).await }).await
+            })*
         }
-    )*};
+    };
 }
 
-impl<Q: Queue + Clone> Work for Flaky<Q> {
-    const SHARED: bool = true;
-
-    on_its_way! {
-        accept(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
-        claim(take: &Take, limit: usize, suspects: usize) -> Claims, take = take.clone() => (&take, limit, suspects);
-        take(id: EventId, take: &Take) -> Option<TakenEvent>, take = take.clone() => (id, &take);
-        extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>, leases = leases.to_vec() => (&leases, lease);
-        settle(lease: &EventLease, end: &Settlement, next: Option<&Take>) -> Settled, lease = *lease, end = end.clone(),
-            next = next.cloned() => (&lease, &end, next.as_ref());
-    }
-
-    forward!(find purge size counts begin_bulk step_bulk cancel_bulk);
-}
-
-impl<Q: Queue + Clone> Records for Flaky<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
+on_its_way! {
+    accept(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
+    claim(take: &Take, limit: usize, suspects: usize) -> Claims, take = take.clone() => (&take, limit, suspects);
+    take(id: EventId, take: &Take) -> Option<TakenEvent>, take = take.clone() => (id, &take);
+    extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>, leases = leases.to_vec() => (&leases, lease);
+    settle(lease: &EventLease, end: &Settlement, next: Option<&Take>) -> Settled, lease = *lease, end = end.clone(),
+        next = next.cloned() => (&lease, &end, next.as_ref());
 }

@@ -99,15 +99,15 @@ async fn changes_are_made_and_logged_with_the_operator() {
     let pause = "kind=chat-rated&reason=the+CRM+is+down";
     request(&app, by_grace("/pause", pause)).await.is(303);
     assert!(inbox.stats().await.unwrap().kinds[0].is_paused);
-    let pauses = inbox.pauses().await.unwrap();
+    let pauses = inbox.stats().await.unwrap().pauses;
     assert_eq!(pauses[0].note, "grace: the CRM is down");
     logged(&[("actor", "grace"), ("note", "grace: the CRM is down")]);
     get(&app, "/").await.shows("paused").shows("Resume");
     post(&app, "/resume", "kind=chat-rated").await.is(303);
     post(&app, "/pause", "reason=maintenance").await.is(303);
-    assert!(inbox.stats().await.unwrap().is_paused);
+    assert!(inbox.stats().await.unwrap().is_paused());
     post(&app, "/resume", "").await.is(303);
-    assert!(!inbox.stats().await.unwrap().is_paused);
+    assert!(!inbox.stats().await.unwrap().is_paused());
     assert_eq!(log.count(Level::INFO, "the console pauses or resumes"), 4);
     logged(&[("is_paused", "false")]);
 
@@ -499,12 +499,10 @@ async fn an_interrupted_change_is_continued_by_a_click() {
             .await
             .assert_ok();
     }
-    let filter = Filter {
-        states: vec![EventState::Waiting, EventState::Dead],
-        kinds: vec![EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED],
-        accepted_until: Some(SystemTime::now() + 2 * DAY),
-        ..Filter::default()
-    };
+    let filter = Filter::default()
+        .states([EventState::Waiting, EventState::Dead])
+        .kinds([EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED])
+        .accepted(None, Some(SystemTime::now() + 2 * DAY));
     let seen = Seen::new(EventId(15), inbox.seen().await.unwrap().unwrap().at);
     let selection = inbox.select(&filter, seen).await.unwrap();
     let begun = inbox.begin_all(ActionKind::Discard, &selection, 2).await;

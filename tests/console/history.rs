@@ -10,7 +10,6 @@ use http_body_util::Full;
 use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
-use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::Recent;
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
@@ -24,8 +23,8 @@ use support::{DAY, HOUR, MINUTE, SECOND};
 use super::get;
 
 struct Desk {
-    inbox: Inbox<MemoryQueue>,
-    webhooks: Signature<Accept<MemoryQueue>>,
+    inbox: Inbox,
+    webhooks: Signature<Accept>,
     recent: Recent,
     crm: NotingCrm,
     _worker: WorkerHandle,

@@ -15,8 +15,7 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::{EventState, Inbox, Queue};
-use tower_webhook::memory::MemoryQueue;
+use tower_webhook::inbox::{EventState, Inbox};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery};
 
 use support::SECOND;
@@ -129,12 +128,12 @@ async fn all(app: &Router, query: &str) -> Seen {
     post(app, "/all", &confirmed).await
 }
 
-async fn four_events() -> Inbox<MemoryQueue> {
+async fn four_events() -> Inbox {
     four_events_of(inbox()).await
 }
 
 /// Adds the events 1 (handled), 2 (a dead letter), and 3 (retried), 4 (waiting behind it).
-async fn four_events_of<Q: Queue>(inbox: Inbox<Q>) -> Inbox<Q> {
+async fn four_events_of(inbox: Inbox) -> Inbox {
     let webhooks = webhooks(&inbox);
     let events =
         EventRouter::new().fallback(

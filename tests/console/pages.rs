@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{self, Tuning, Work};
+use tower_webhook::inbox::internal::{self, Tuning};
 
 use axum::Router;
 use axum::body::Body;
@@ -23,7 +23,7 @@ use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::inbox::{NotingCrm, event, inbox, webhooks};
 use support::lock;
-use support::queue::{FaultyQueue, take};
+use support::queue::{Calls, FaultyQueue, take};
 use support::{DAY, SECOND};
 
 use super::{four_events, get, post};
@@ -352,12 +352,7 @@ async fn lists_are_paged_by_a_cursor() {
     let all: Vec<_> = (1..=120).rev().collect();
     assert_eq!(seen, all);
 
-    let page = Page {
-        after: Some(EventId(119)),
-        limit: 10,
-        newest_first: false,
-        within: None,
-    };
+    let page = Page::oldest(10).after(EventId(119));
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     assert_eq!(listed.events.len(), 1);
 }
@@ -371,11 +366,7 @@ fn long_kind(n: usize) -> String {
 }
 
 /// Kinds that are handled in each minute of an hour.
-async fn busy_hour(
-    webhooks: &Signature<Accept<MemoryQueue>>,
-    inbox: &Inbox<MemoryQueue>,
-    kinds: usize,
-) {
+async fn busy_hour(webhooks: &Signature<Accept>, inbox: &Inbox, kinds: usize) {
     let handles = EventRouter::new().fallback(async |_: RawDelivery| Ok(()));
     let worker = inbox.worker(handles).spawn();
     for minute in 0..60 {

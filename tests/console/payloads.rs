@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use futures_util::StreamExt;
 use futures_util::stream;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::inbox::internal::{self, Accepted, NewEvent};
-use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::{EventKind, RawDelivery};
 use tower_webhook_console::Console;
 use tracing::Level;
@@ -15,7 +15,7 @@ use tracing::Level;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{inbox, webhooks};
 use support::log::Log;
-use support::queue::new_event;
+use support::queue::{Calls, new_event};
 
 use super::get;
 
@@ -64,7 +64,7 @@ async fn a_text_in_a_payload_finds_events() {
 
 /// Follows the link that continues the search, as the page's script does. The oldest event alone has the text.
 #[cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
-async fn searches_on<Q: Queue>(inbox: Inbox<Q>) {
+async fn searches_on(inbox: Inbox) {
     let count = std::env::var("PAYLOADS").map_or(20_000, |count| count.parse().unwrap());
     let accept = async |n: usize| {
         let name = if n == 0 { "Zo\\u00eb" } else { "J\\u00f6rg" };

@@ -19,15 +19,15 @@ use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{self, Accepted, NewEvent};
-use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Lane, Page, Queue};
+use tower_webhook::inbox::internal::{self, Accepted, Lane, NewEvent};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 use tower_webhook_console::Console;
 
 use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, inbox, states, webhooks};
-use support::queue::{failure, new_event};
+use support::queue::{Calls, failure, new_event};
 
 use super::{Seen, all, four_events_of, get, post, request};
 
@@ -36,7 +36,7 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
     explains_wrong_requests(inbox()).await;
 }
 
-async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
+async fn explains_wrong_requests(inbox: Inbox) {
     let inbox = four_events_of(inbox).await;
     let app = Console::new().inbox(inbox.clone()).router();
     for (path, status, reason) in [
@@ -153,7 +153,7 @@ async fn overview_says_in_a_sentence_what_is_wrong() {
     says_what_is_wrong(inbox()).await;
 }
 
-async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
+async fn says_what_is_wrong(inbox: Inbox) {
     // A console of its own for each page: one that has counted slowly would show these counts again.
     let overview = async |console: Console| get(&console.inbox(inbox.clone()).router(), "/").await;
     let well = overview(Console::new()).await;
@@ -213,7 +213,7 @@ async fn failed_events_are_found_by_their_last_failure_and_redriven() {
     finds_what_failed(inbox()).await;
 }
 
-async fn finds_what_failed<Q: Queue>(inbox: Inbox<Q>) {
+async fn finds_what_failed(inbox: Inbox) {
     let inbox = four_events_of(inbox).await;
     let app = Console::new().inbox(inbox.clone()).router();
     let listed = async |query: &str| {
@@ -272,7 +272,7 @@ async fn one_box_finds_events_by_chat_key_and_number() {
     finds_in_one_box(inbox()).await;
 }
 
-async fn finds_in_one_box<Q: Queue>(inbox: Inbox<Q>) {
+async fn finds_in_one_box(inbox: Inbox) {
     let webhooks = webhooks(&inbox);
     for (chat, key) in [("3", "x"), ("b", "3"), ("c", "y"), ("3", "z")] {
         let body = format!(r#"{{"id":"{chat}","rating":1}}"#);
@@ -314,7 +314,7 @@ async fn pauses_have_a_reason_and_are_on_every_page() {
     shows_pauses(inbox()).await;
 }
 
-async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
+async fn shows_pauses(inbox: Inbox) {
     let inbox = four_events_of(inbox).await;
     let app = Console::new().inbox(inbox.clone()).router();
     get(&app, "/pause?kind=chat-rated")
@@ -327,7 +327,7 @@ async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
     for silent in ["kind=chat-rated", "kind=chat-rated&reason=+"] {
         post(&app, "/pause", silent).await.is(400).shows("Say why");
     }
-    assert!(inbox.pauses().await.unwrap().is_empty());
+    assert!(inbox.stats().await.unwrap().pauses.is_empty());
 
     let reason = "the CRM&apos;s <b>down</b>";
     let reason: String = form_urlencoded::byte_serialize(reason.as_bytes()).collect();
@@ -364,7 +364,7 @@ async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
         .await
         .shows("chat-rated was resumed.")
         .hides("is paused");
-    assert!(inbox.pauses().await.unwrap().is_empty());
+    assert!(inbox.stats().await.unwrap().pauses.is_empty());
 }
 
 #[tokio::test(start_paused = true)]
@@ -387,7 +387,7 @@ async fn download(app: &Router, path: &str) -> (HeaderMap, Vec<String>) {
     (head.headers, parts)
 }
 
-async fn exports<Q: Queue>(inbox: Inbox<Q>) {
+async fn exports(inbox: Inbox) {
     const COUNT: usize = 700;
     const FORMULA: &str = "=HYPERLINK(\"http://evil\")";
     let dead = stream::iter(0..COUNT).map(|n| accept_dead(&inbox, EventKind::CHAT_RATED, n));
@@ -518,7 +518,7 @@ fn field(at: SystemTime) -> String {
 }
 
 /// Adds a dead letter.
-async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> EventId {
+async fn accept_dead(inbox: &Inbox, kind: EventKind, n: usize) -> EventId {
     let event = dead_letter(kind, n, "the CRM is down");
     match internal::queue(inbox).accept(event, None).await.unwrap() {
         Accepted::New { id, .. } => id,
@@ -540,7 +540,7 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
 }
 
 /// Redrives so many dead letters, more than the console counts, and cancels half-way. A worker handles them meanwhile.
-async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
+async fn cancelled_redrive(inbox: Inbox, count: usize) {
     let accept = async |kind, n| (accept_dead(&inbox, kind, n).await, n);
     let accepted = stream::iter(0..count).map(|n| accept(EventKind::CHAT_RATED, n));
     let mut numbers: HashMap<_, _> = accepted.buffer_unordered(256).collect().await;
@@ -592,10 +592,7 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     assert_eq!(stats.dead() as usize, count - redriven + 1);
     // Those that are left were not handled, and all others once.
     let mut page = Page::oldest(1_000);
-    let dead = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+    let dead = Filter::default().states([EventState::Dead]);
     loop {
         let left = inbox.list(&dead, page).await.unwrap().events;
         for event in &left {
@@ -639,12 +636,12 @@ mod durable {
     use support::inbox::webhooks;
     use support::scratch::Scratch;
 
-    fn console<Q: Queue>(inbox: &Inbox<Q>) -> Router {
+    fn console(inbox: &Inbox) -> Router {
         Console::new().inbox(inbox.clone()).router()
     }
 
     /// Two processes have a console each. Two operators see the same dead letters, and decide at the same moment.
-    async fn decided_once<Q: Queue>(queue: Q, of_other: Q) {
+    async fn decided_once(queue: impl Into<Queue>, of_other: impl Into<Queue>) {
         let inbox = Inbox::new(queue);
         let other = Inbox::new(of_other);
         let (one, two) = (console(&inbox), console(&other));

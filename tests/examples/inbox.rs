@@ -15,13 +15,12 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tower_webhook::inbox::Lane;
-use tower_webhook::inbox::internal::{NewEvent, Work};
+use tower_webhook::inbox::internal::{Lane, NewEvent};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, Secret};
 
 use support::program::{Ended, Program, Server, curl, example, run, until};
-use support::queue::{failure, new_event};
+use support::queue::{Calls, failure, new_event};
 
 fn url(dir: &TempDir) -> String {
     format!("sqlite:{}", dir.path().join("webhooks.db").display())

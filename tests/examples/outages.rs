@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{self, Work};
+use tower_webhook::inbox::internal;
 use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
@@ -37,7 +37,7 @@ use support::Ready;
 use support::lock;
 use support::operations::{ALERTS, FILES, alerts};
 use support::program::check;
-use support::queue::FaultyQueue;
+use support::queue::{Calls, FaultyQueue};
 use support::store::{Operation, TestStore};
 
 const MINUTE: u64 = 60;
@@ -236,9 +236,9 @@ where
 
 impl Receiver {
     /// One with an inbox, which expects a message within so many seconds.
-    fn with_inbox<Q: Queue + Clone>(
+    fn with_inbox(
         instance: &'static str,
-        queue: &Q,
+        queue: &(impl Clone + Into<Queue>),
         crm: &SimulatedCrm,
         expected: u64,
     ) -> Self {
@@ -246,9 +246,9 @@ impl Receiver {
     }
 
     /// One whose inbox has a limit in bytes.
-    fn with_limit<Q: Queue + Clone>(
+    fn with_limit(
         instance: &'static str,
-        queue: &Q,
+        queue: &(impl Clone + Into<Queue>),
         crm: &SimulatedCrm,
         expected: u64,
         limit: u64,
@@ -688,10 +688,7 @@ async fn dead_letter() -> (Simulation, Vec<&'static str>) {
     it.run(5 * MINUTE, 6.0).await;
     it.firing(&["WebhookDeadLetters"]);
     let operator = Inbox::new(queue);
-    let dead = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+    let dead = Filter::default().states([EventState::Dead]);
     for event in operator.list(&dead, Page::oldest(10)).await.unwrap().events {
         operator.discard(event.id, None).await.unwrap();
     }

@@ -6,12 +6,13 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use futures_util::future::{join, join_all};
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{self, BulkStep, NewEvent, Work};
+use tower_webhook::inbox::internal::{self, BulkStep, NewEvent};
 use tower_webhook::inbox::{
     Action, ActionKind, BulkState, By, EventId, EventState, Filter, Inbox, Listed, Page, Queue,
-    Records, Seen, Which,
+    Seen, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{StoreError, StoreErrorKind};
@@ -20,11 +21,10 @@ use tower_webhook::{EventKind, IdempotencyKey};
 use super::suite::Harness;
 #[cfg(feature = "postgres")]
 use support::database::Database;
-use support::forward;
 use support::inbox::inbox;
 use support::lock;
 use support::log::Log;
-use support::queue::{FaultyQueue, failure, new_event};
+use support::queue::{Calls, FaultyQueue, failure, new_event};
 #[cfg(feature = "sqlite")]
 use support::scratch::Scratch;
 use support::{DAY, SECOND};
@@ -51,25 +51,21 @@ enum Fault {
 }
 
 /// A queue with a script for its steps, which notes what they answer.
-struct Scripted<Q> {
-    queue: Arc<Q>,
+struct Scripted {
+    queue: Queue,
     faults: Mutex<VecDeque<Fault>>,
     steps: Arc<Mutex<Vec<Option<bool>>>>,
     lost_reads: AtomicU32,
 }
 
-impl<Q: Queue> Scripted<Q> {
-    fn new(queue: Q, faults: impl IntoIterator<Item = Fault>) -> Self {
+impl Scripted {
+    fn new(queue: Queue, faults: impl IntoIterator<Item = Fault>) -> Self {
         Self {
-            queue: Arc::new(queue),
+            queue,
             faults: Mutex::new(faults.into_iter().collect()),
             steps: Arc::default(),
             lost_reads: AtomicU32::new(0),
         }
-    }
-
-    fn inner(&self) -> Result<&Q, StoreError> {
-        Ok(&self.queue)
     }
 
     async fn scripted(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
@@ -81,30 +77,30 @@ impl<Q: Queue> Scripted<Q> {
                 is_last: false,
                 ..step.clone()
             };
-            assert!(self.queue.step_bulk(number, &other).await.unwrap());
+            assert!(self.queue.step(number, &other).await.unwrap());
         };
         match fault.unwrap_or(Fault::Nothing) {
-            Fault::Nothing => return self.queue.step_bulk(number, step).await,
+            Fault::Nothing => return self.queue.step(number, step).await,
             Fault::Fails => {}
             Fault::LosesAnswer => {
-                assert!(self.queue.step_bulk(number, step).await.unwrap());
+                assert!(self.queue.step(number, step).await.unwrap());
                 self.lost_reads.store(2, Ordering::SeqCst);
             }
             Fault::IsLate => {
-                let (queue, step) = (Arc::clone(&self.queue), step.clone());
+                let (queue, step) = (self.queue.clone(), step.clone());
                 tokio::spawn(async move {
                     sleep(SECOND / 5).await;
-                    queue.step_bulk(number, &step).await.unwrap();
+                    queue.step(number, &step).await.unwrap();
                 });
             }
             Fault::Hangs => pending().await,
             Fault::IsOvertaken => {
                 overtake().await;
-                return self.queue.step_bulk(number, step).await;
+                return self.queue.step(number, step).await;
             }
             Fault::IsOvertakenUnseen => overtake().await,
             Fault::IsCancelled => {
-                let cancelled = self.queue.cancel_bulk(number, &By::new("ada")).await;
+                let cancelled = self.queue.cancel(number, &By::new("ada")).await;
                 assert!(cancelled.unwrap());
             }
         }
@@ -116,19 +112,18 @@ fn lost() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "the connection was lost")
 }
 
-impl<Q: Queue> Work for Scripted<Q> {
-    const SHARED: bool = true;
+#[async_trait]
+impl Calls for Scripted {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.queue.clone())
+    }
 
-    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+    async fn step(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
         let made = self.scripted(number, step).await;
         lock(&self.steps).push(made.as_ref().ok().copied());
         made
     }
 
-    forward!(accept claim take extend settle find purge size counts begin_bulk cancel_bulk);
-}
-
-impl<Q: Queue> Records for Scripted<Q> {
     async fn actions(
         &self,
         which: Which,
@@ -149,27 +144,21 @@ impl<Q: Queue> Records for Scripted<Q> {
             return self.queue.list(filter, page).await;
         }
         sleep(page.within.unwrap()).await;
-        Ok(Listed {
-            events: Vec::new(),
-            searched: Some(EventId(page.after.map_or(0, |after| after.0) + 1)),
-        })
+        let mut listed = Listed::default();
+        listed.searched = Some(EventId(page.after.map_or(0, |after| after.0) + 1));
+        Ok(listed)
     }
-
-    forward!(blocked_lanes get redrive discard forget pause pauses stats);
 }
 
 /// As many events as three steps change.
 const EVENTS: usize = 150;
 
 fn dead_letters() -> Filter {
-    Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    }
+    Filter::default().states([EventState::Dead])
 }
 
 /// Adds dead letters to an inbox, and begins to redrive all of them.
-async fn begin<Q: Queue>(inbox: &Inbox<Q>, count: usize, rate: u32) -> i64 {
+async fn begin(inbox: &Inbox, count: usize, rate: u32) -> i64 {
     let kind = EventKind::CHAT_RATED;
     let events = (0..count).map(|n| NewEvent {
         dead: Some(failure("the CRM is down")),
@@ -188,7 +177,7 @@ async fn begin<Q: Queue>(inbox: &Inbox<Q>, count: usize, rate: u32) -> i64 {
 }
 
 /// Asserts that a change has redriven so many events, each of them once.
-async fn has_redriven<Q: Queue>(inbox: &Inbox<Q>, number: i64, count: usize) {
+async fn has_redriven(inbox: &Inbox, number: i64, count: usize) {
     let action = inbox.action(number).await.unwrap().unwrap();
     let skipped = action.bulk.as_ref().unwrap().skipped;
     assert_eq!((action.changed, skipped), (count as u64, 0), "{action:?}");
@@ -210,7 +199,7 @@ async fn scripted<H: Harness>(
 ) -> (Vec<Option<bool>>, BulkState) {
     let queue = Scripted::new(harness.open().await, faults);
     let steps = Arc::clone(&queue.steps);
-    let inbox = Inbox::new(queue);
+    let inbox = Inbox::new(queue.shared());
     let number = begin(&inbox, EVENTS, 0).await;
     let action = inbox.continue_all(number).await.unwrap();
     assert_eq!(action.number, number);
@@ -320,7 +309,7 @@ async fn two_loops_change_each_event_once<H: Harness>(open: impl AsyncFn() -> H)
         Scripted::new(harness.open().await, []),
     ];
     let steps = [&one, &two].map(|queue| Arc::clone(&queue.steps));
-    let (one, two) = (Inbox::new(one), Inbox::new(two));
+    let (one, two) = (Inbox::new(one.shared()), Inbox::new(two.shared()));
     // The first steps take a second.
     let number = begin(&one, EVENTS, 100).await;
     let (by_one, by_two) = join(one.continue_all(number), two.continue_all(number)).await;
@@ -394,13 +383,10 @@ async fn a_change_without_a_step_for_a_minute_is_interrupted_until_it_is_continu
 
 #[tokio::test(start_paused = true)]
 async fn a_long_search_for_events_is_never_interrupted() {
-    let inbox = Inbox::new(Scripted::new(MemoryQueue::new(), []));
+    let inbox = Inbox::new(Scripted::new(MemoryQueue::new().into(), []).shared());
     // Each search takes 40 ms, and looks at one event.
     let seen = Seen::new(EventId(7_500), SystemTime::UNIX_EPOCH);
-    let filter = Filter {
-        error: Some("refused".to_owned()),
-        ..dead_letters()
-    };
+    let filter = dead_letters().error("refused");
     let selection = inbox.select(&filter, seen).await.unwrap();
     assert_eq!((selection.matched, selection.is_more), (0, true));
     let begun = inbox.begin_all(ActionKind::Discard, &selection, 0).await;
@@ -454,10 +440,7 @@ async fn all_that_match_are_changed_at_once() {
     ];
     assert!(none.iter().all(|none| matches!(none, Ok(None))));
     begin(&inbox, 100, 0).await;
-    let waiting = Filter {
-        states: vec![EventState::Waiting],
-        ..Filter::default()
-    };
+    let waiting = Filter::default().states([EventState::Waiting]);
     assert!(inbox.redrive_all(&waiting).await.unwrap().is_none());
     let redriven = inbox.redrive_all(&dead_letters()).await.unwrap().unwrap();
     assert_eq!(
@@ -467,15 +450,9 @@ async fn all_that_match_are_changed_at_once() {
     assert_eq!(redriven.by.reason(), "the CRM is back");
     assert!(inbox.redrive_all(&dead_letters()).await.unwrap().is_none());
     let key = IdempotencyKey::new("a".parse().unwrap()).unwrap();
-    let with_times = Filter {
-        key: Some(key),
-        ..Filter::failed(Some(SystemTime::UNIX_EPOCH), Some(SystemTime::now()))
-    };
+    let with_times = Filter::failed(Some(SystemTime::UNIX_EPOCH), Some(SystemTime::now())).key(key);
     assert!(inbox.discard_all(&with_times).await.unwrap().is_none());
-    let kinds = Filter {
-        kinds: vec![EventKind::CHAT_RATED],
-        ..Filter::default()
-    };
+    let kinds = Filter::default().kinds([EventKind::CHAT_RATED]);
     let discarded = inbox.discard_all(&kinds).await.unwrap().unwrap();
     assert_eq!(
         (discarded.kind, discarded.changed),
@@ -494,14 +471,8 @@ async fn impossible_changes_are_not_begun() {
     let inbox = inbox();
     begin(&inbox, 1, 0).await;
     let seen = inbox.seen().await.unwrap().unwrap();
-    let with_text = Filter {
-        body: Some("customer".to_owned()),
-        ..Filter::default()
-    };
-    let long = Filter {
-        chat: Some("c".repeat(4_000)),
-        ..Filter::default()
-    };
+    let with_text = Filter::default().body("customer");
+    let long = Filter::default().chat("c".repeat(4_000));
     for (kind, filter, why) in [
         (ActionKind::Pause, Filter::default(), "is no pause"),
         (ActionKind::Redrive, with_text, "a text in the body"),

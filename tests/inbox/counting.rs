@@ -4,10 +4,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::Layer;
-use tower_webhook::inbox::internal::{self, Work};
+use tower_webhook::inbox::internal;
 use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
 use tower_webhook::signature::Signature;
-use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 use tower_webhook::telemetry::{FailureBudget, Recent};
 use tower_webhook::{EventKind, SignatureLayer};
@@ -15,14 +14,15 @@ use tower_webhook::{EventKind, SignatureLayer};
 use support::SECOND;
 use support::delivery::{RequestExt, delivery_of, secret, send};
 use support::inbox::{NotingCrm, event};
+use support::queue::Calls;
 use support::scratch::Scratch;
 
 const KIND: EventKind = EventKind::CHAT_RATED;
 
 /// A receiver as a process of its own has it.
 struct Receiver {
-    inbox: Inbox<SqliteQueue>,
-    webhooks: Signature<Accept<SqliteQueue>>,
+    inbox: Inbox,
+    webhooks: Signature<Accept>,
     budget: FailureBudget,
     worker: WorkerHandle,
 }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take,
 };
-use tower_webhook::inbox::{EventState, Inbox, Queue, Records};
+use tower_webhook::inbox::{EventState, Inbox, Queue};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
@@ -18,21 +19,21 @@ use support::SECOND;
 #[cfg(feature = "postgres")]
 use support::database::Database;
 use support::delivery::send;
-use support::forward;
 use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
 use support::lock;
+use support::queue::Calls;
 
 /// A queue whose calls take their time, and which counts the events that it hands out.
-struct SlowQueue<Q> {
-    queue: Q,
+struct SlowQueue {
+    queue: Queue,
     taken: Arc<AtomicUsize>,
     accept: Duration,
     claim: Duration,
     settle: Duration,
 }
 
-impl<Q> SlowQueue<Q> {
-    fn new(queue: Q) -> Self {
+impl SlowQueue {
+    fn new(queue: Queue) -> Self {
         Self {
             queue,
             taken: Arc::default(),
@@ -42,18 +43,17 @@ impl<Q> SlowQueue<Q> {
         }
     }
 
-    fn inner(&self) -> Result<&Q, StoreError> {
-        Ok(&self.queue)
-    }
-
     async fn answer(&self, taken: usize, after: Duration) {
         self.taken.fetch_add(taken, Ordering::SeqCst);
         sleep(after).await;
     }
 }
 
-impl<Q: Queue> Work for SlowQueue<Q> {
-    const SHARED: bool = Q::SHARED;
+#[async_trait]
+impl Calls for SlowQueue {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.queue.clone())
+    }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let accepted = self.queue.accept(event, take).await?;
@@ -84,16 +84,19 @@ impl<Q: Queue> Work for SlowQueue<Q> {
         self.answer(has_next.into(), self.settle).await;
         Ok(settled)
     }
-
-    forward!(take extend find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
-impl<Q: Queue> Records for SlowQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
+/// Its queue is as shared as the one behind it.
+fn slow_inbox(queue: SlowQueue) -> Inbox {
+    let is_shared = queue.queue.is_shared;
+    Inbox::new(Queue {
+        is_shared,
+        ..queue.shared()
+    })
 }
 
 /// Four chats of five events each.
-async fn four_chats(inbox: &Inbox<impl Queue>) {
+async fn four_chats(inbox: &Inbox) {
     for n in 1..=5 {
         for chat in ["a", "b", "c", "d"] {
             send(&webhooks(inbox), event(chat, n)).await.assert_ok();
@@ -102,12 +105,8 @@ async fn four_chats(inbox: &Inbox<impl Queue>) {
 }
 
 /// Drains a worker after a time, and returns the attempts before and after that.
-async fn attempts_around_a_drain(
-    queue: SlowQueue<impl Queue>,
-    after: Duration,
-    takes: Duration,
-) -> [usize; 2] {
-    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
+async fn attempts_around_a_drain(queue: SlowQueue, after: Duration, takes: Duration) -> [usize; 2] {
+    let (inbox, crm) = (slow_inbox(queue), NotingCrm::default());
     four_chats(&inbox).await;
     *lock(&crm.takes) = takes;
     let worker = inbox.worker(crm.router()).spawn();
@@ -124,7 +123,7 @@ async fn attempts_around_a_drain(
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_begins_nothing() {
-    drains_begin_nothing(SECOND, async || MemoryQueue::new()).await;
+    drains_begin_nothing(SECOND, async || MemoryQueue::new().into()).await;
 }
 
 #[cfg(feature = "sqlite")]
@@ -132,17 +131,23 @@ async fn a_drain_begins_nothing() {
 async fn a_drain_begins_nothing_with_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let file = || dir.path().join(fastrand::u64(..).to_string());
-    drains_begin_nothing(SECOND / 2, async || SqliteQueue::open(file()).unwrap()).await;
+    drains_begin_nothing(SECOND / 2, async || {
+        SqliteQueue::open(file()).unwrap().into()
+    })
+    .await;
 }
 
 #[cfg(feature = "postgres")]
 #[tokio::test]
 async fn a_drain_begins_nothing_with_postgres() {
-    drains_begin_nothing(SECOND / 2, async || Database::create().await.queue().await).await;
+    drains_begin_nothing(SECOND / 2, async || {
+        Database::create().await.queue().await.into()
+    })
+    .await;
 }
 
 /// In units of a time in which four handlers begin.
-async fn drains_begin_nothing<Q: Queue>(unit: Duration, open: impl AsyncFn() -> Q) {
+async fn drains_begin_nothing(unit: Duration, open: impl AsyncFn() -> Queue) {
     let slow = 5 * unit;
     let queue = SlowQueue::new(open().await);
     let taken = Arc::clone(&queue.taken);
@@ -169,7 +174,7 @@ async fn drains_begin_nothing<Q: Queue>(unit: Duration, open: impl AsyncFn() -> 
         accept: unit,
         ..SlowQueue::new(open().await)
     };
-    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
+    let (inbox, crm) = (slow_inbox(queue), NotingCrm::default());
     let worker = inbox.worker(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     let delivered = tokio::spawn(async move { send(&webhooks, event("a", 1)).await });

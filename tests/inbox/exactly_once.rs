@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use bytes::Bytes;
 use http::Request;
@@ -27,6 +25,7 @@ use tower_webhook::{EventRouter, IdempotencyKey, Outcome, RawDelivery, Signature
 use support::database::{Database, count};
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::net::cutting_proxy;
+use support::queue::Calls;
 use support::transactional::{Step, TransactionalCrm, create_effects};
 use support::{MINUTE, SECOND, eventually};
 
@@ -34,7 +33,7 @@ use support::{MINUTE, SECOND, eventually};
 struct App {
     database: Database,
     pool: PgPool,
-    inbox: Inbox<PostgresQueue>,
+    inbox: Inbox,
 }
 
 impl App {
@@ -56,7 +55,7 @@ impl App {
         }
     }
 
-    fn webhooks(&self) -> Signature<Accept<PostgresQueue>> {
+    fn webhooks(&self) -> Signature<Accept> {
         SignatureLayer::new(secret()).layer(self.inbox.accept())
     }
 
@@ -65,7 +64,7 @@ impl App {
     }
 
     /// A worker that asks the queue only when it knows of something.
-    fn worker(&self, crm: &TransactionalCrm) -> Worker<PostgresQueue, EventRouter> {
+    fn worker(&self, crm: &TransactionalCrm) -> Worker {
         let worker = self.inbox.worker(crm.router(&transactions(&self.pool)));
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(1));
         worker.poll_every(60 * MINUTE).retry(retry)

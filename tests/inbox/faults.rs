@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Tuning, Work};
-use tower_webhook::inbox::{By, Change, EventId, EventState, Inbox, Queue, Records, Retry};
+use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Tuning};
+use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState, Inbox, Queue, Retry};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
@@ -17,17 +18,16 @@ use tracing::Level;
 use support::database::Database;
 use support::delivery::send;
 use support::eventually;
-use support::forward;
 use support::inbox::{NotingCrm, event, states, webhooks, within_a_month};
 use support::lock;
 use support::log::Log;
 use support::observer::Notes;
-use support::queue::{FaultyQueue, failure};
+use support::queue::{Calls, FaultyQueue, failure};
 use support::{DAY, MINUTE, SECOND};
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.
-struct OddQueue<Q = MemoryQueue> {
-    queue: Q,
+struct OddQueue {
+    queue: Queue,
     panics: Arc<Mutex<Vec<&'static str>>>,
     redrives: bool,
     steals: Arc<Mutex<Option<Thief>>>,
@@ -40,11 +40,7 @@ enum Thief {
     RetriesIt,
 }
 
-impl<Q> OddQueue<Q> {
-    fn inner(&self) -> Result<&Q, StoreError> {
-        Ok(&self.queue)
-    }
-
+impl OddQueue {
     fn may_panic(&self, call: &'static str) {
         let mut panics = lock(&self.panics);
         if let Some(at) = panics.iter().position(|of| *of == call) {
@@ -55,17 +51,20 @@ impl<Q> OddQueue<Q> {
     }
 }
 
-fn odd<Q>(queue: Q) -> OddQueue<Q> {
+fn odd(queue: impl Into<Queue>) -> OddQueue {
     OddQueue {
-        queue,
+        queue: queue.into(),
         panics: Arc::default(),
         redrives: false,
         steals: Arc::default(),
     }
 }
 
-impl<Q: Queue> Work for OddQueue<Q> {
-    const SHARED: bool = true;
+#[async_trait]
+impl Calls for OddQueue {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.queue.clone())
+    }
 
     async fn claim(
         &self,
@@ -119,25 +118,20 @@ impl<Q: Queue> Work for OddQueue<Q> {
         self.queue.purge(keep_bodies).await
     }
 
-    forward!(accept take find size counts begin_bulk step_bulk cancel_bulk);
-}
-
-impl<Q: Queue> Records for OddQueue<Q> {
-    async fn discard(
+    async fn change(
         &self,
+        kind: ActionKind,
         id: EventId,
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let change = self.queue.discard(id, from, by).await?;
-        if self.redrives {
+        let change = self.queue.change(kind, id, from, by).await?;
+        if self.redrives && kind == ActionKind::Discard {
             self.queue.redrive(id, None, &By::default()).await?;
             sleep(5 * SECOND).await;
         }
         Ok(change)
     }
-
-    forward!(list blocked_lanes get redrive forget pause pauses actions stats);
 }
 
 #[tokio::test(start_paused = true)]
@@ -182,7 +176,7 @@ async fn background_tasks_that_panic_are_started_again_and_a_drain_reports_it() 
         panics: Arc::new(Mutex::new(panics.to_vec())),
         ..odd(MemoryQueue::new())
     };
-    let inbox = Inbox::new(queue).keep_bodies(Duration::ZERO);
+    let inbox = Inbox::new(queue.shared()).keep_bodies(Duration::ZERO);
     let crm = NotingCrm::default();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     let worker = inbox.worker(crm.router()).handler_timeout(DAY).unwrap();
@@ -208,7 +202,7 @@ async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
         redrives: true,
         ..odd(MemoryQueue::new())
     };
-    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
+    let (inbox, crm) = (Inbox::new(queue.shared()), NotingCrm::default());
     *lock(&crm.takes) = MINUTE;
     let worker = inbox.worker(crm.router());
     let worker = worker.handler_timeout(DAY).unwrap().spawn();
@@ -223,7 +217,7 @@ async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
 
 #[tokio::test(start_paused = true)]
 async fn an_attempt_is_not_settled_if_another_worker_took_its_event() {
-    an_attempt_loses_its_event(async || MemoryQueue::new()).await;
+    an_attempt_loses_its_event(async || MemoryQueue::new().into()).await;
 }
 
 #[cfg(feature = "sqlite")]
@@ -231,22 +225,22 @@ async fn an_attempt_is_not_settled_if_another_worker_took_its_event() {
 async fn an_attempt_is_not_settled_if_another_worker_took_its_event_with_sqlite() {
     let dir = tempfile::tempdir().unwrap();
     let file = || dir.path().join(fastrand::u64(..).to_string());
-    an_attempt_loses_its_event(async || SqliteQueue::open(file()).unwrap()).await;
+    an_attempt_loses_its_event(async || SqliteQueue::open(file()).unwrap().into()).await;
 }
 
 #[cfg(feature = "postgres")]
 #[tokio::test]
 async fn an_attempt_is_not_settled_if_another_worker_took_its_event_with_postgres() {
-    an_attempt_loses_its_event(async || Database::create().await.queue().await).await;
+    an_attempt_loses_its_event(async || Database::create().await.queue().await.into()).await;
 }
 
 /// The other worker runs the event still, or has retried it. The attempt is handled, fails, or is interrupted.
-async fn an_attempt_loses_its_event<Q: Queue>(open: impl AsyncFn() -> Q) {
+async fn an_attempt_loses_its_event(open: impl AsyncFn() -> Queue) {
     for thief in [Thief::RunsIt, Thief::RetriesIt] {
         for end in ["handled", "failed", "interrupted"] {
             let (queue, notes) = (odd(open().await), Notes::default());
             *lock(&queue.steals) = Some(thief);
-            let inbox = Inbox::new(queue).observer(notes.clone());
+            let inbox = Inbox::new(queue.shared()).observer(notes.clone());
             let crm = NotingCrm::default();
             crm.down.store(end == "failed", Ordering::SeqCst);
             if end == "interrupted" {

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::internal::NewEvent;
-use tower_webhook::inbox::{EventId, Filter, Inbox, Lane, Page, Queue, expected};
+use tower_webhook::inbox::internal::{Lane, NewEvent};
+use tower_webhook::inbox::{EventId, Filter, Inbox, Page, Queue, expected};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
-use support::queue::new_event;
+use support::queue::{Calls, new_event};
 
 const ASSIGNED: EventKind = EventKind::CHAT_ASSIGNED;
 const OPENED: EventKind = EventKind::CHAT_OPENED;
@@ -36,7 +36,7 @@ const CHATS: [(&str, &[EventKind], Option<usize>); 14] = [
     ("only messages", &[EventKind::MESSAGE_CREATED], None),
 ];
 
-async fn finds_chats_that_lack_an_event(queue: impl Queue) {
+async fn finds_chats_that_lack_an_event(queue: Queue) {
     let mut lacking = Vec::new();
     let mut number = 0;
     for (chat, kinds, lacks) in CHATS {
@@ -65,10 +65,7 @@ async fn finds_chats_that_lack_an_event(queue: impl Queue) {
     };
     let all = Filter::default();
     assert_eq!(gaps(&all, Page::oldest(100)).await, (lacking.clone(), None));
-    let of = |kind| Filter {
-        kinds: vec![kind],
-        ..Filter::default()
-    };
+    let of = |kind| Filter::default().kinds([kind]);
     let (opened, _) = gaps(&of(OPENED), Page::oldest(100)).await;
     let first = inbox.get(opened[0].to_string().parse().unwrap()).await;
     let first = first.unwrap().unwrap().summary;
@@ -96,14 +93,14 @@ async fn finds_chats_that_lack_an_event(queue: impl Queue) {
 
 #[tokio::test]
 async fn memory_finds_chats_that_lack_an_event() {
-    finds_chats_that_lack_an_event(MemoryQueue::new()).await;
+    finds_chats_that_lack_an_event(MemoryQueue::new().into()).await;
 }
 
 #[tokio::test]
 async fn sqlite_finds_chats_that_lack_an_event() {
     let dir = TempDir::new().unwrap();
     let queue = SqliteQueue::open(dir.path().join("inbox.db")).unwrap();
-    finds_chats_that_lack_an_event(queue).await;
+    finds_chats_that_lack_an_event(queue.into()).await;
 }
 
 #[test]

@@ -13,8 +13,8 @@ use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent, Tuning, Work};
-use tower_webhook::inbox::{By, EventId, Inbox, Lane, OnFailure, Records, Retry};
+use tower_webhook::inbox::internal::{Lane, NewEvent, Settlement, TakenEvent, Tuning};
+use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry};
 use tower_webhook::store::EventKey;
 use tower_webhook::{HandlerError, IdempotencyKey, Outcome, RawDelivery};
 
@@ -23,7 +23,7 @@ use support::history::{
     Entry, History, LEASE, MAX_CRASHES, Mistake, Process, Spy, Violation, check, digest, hash,
 };
 use support::lock;
-use support::queue::{new_event, take};
+use support::queue::{Calls, new_event, take};
 
 const PLAIN: EventKind = EventKind::CHAT_RATED;
 const SKIPPED: EventKind = EventKind::MESSAGE_CREATED;
@@ -67,7 +67,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
         sleep(LEASE + SECOND).await;
     }
 
-    let inbox = Inbox::new(spy.clone());
+    let inbox = Inbox::new(spy.clone().shared());
     let ran = Arc::clone(&history);
     let seeds = Arc::new(Mutex::new(random.fork()));
     let service = service_fn(move |delivery: RawDelivery| {

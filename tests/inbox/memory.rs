@@ -1,13 +1,12 @@
-//! The queue in memory: the conformance suite, and a queue behind an `Arc`.
-
-use std::sync::Arc;
+//! The queue in memory: the conformance suite, and a queue of two inboxes.
 
 use crate::suite;
 use support::SECOND;
 use support::delivery::send;
 use support::inbox::{NotingCrm, event, webhooks, within_a_month};
-use tower_webhook::inbox::internal::{NewBulk, Work};
-use tower_webhook::inbox::{ActionKind, By, Inbox, Records, Which};
+use support::queue::Calls;
+use tower_webhook::inbox::internal::NewBulk;
+use tower_webhook::inbox::{ActionKind, By, Inbox, Queue, Which};
 use tower_webhook::memory::MemoryQueue;
 
 #[tokio::test(start_paused = true)]
@@ -21,9 +20,9 @@ async fn conforms_in_real_time_on_several_threads() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn inboxes_share_a_queue_behind_an_arc() {
-    let queue = Arc::new(MemoryQueue::new());
-    let [accepting, handling] = [Arc::clone(&queue), queue].map(Inbox::new);
+async fn inboxes_share_a_queue() {
+    let queue = Queue::from(MemoryQueue::new());
+    let [accepting, handling] = [queue.clone(), queue].map(Inbox::new);
     for n in [1, 2] {
         send(&webhooks(&accepting), event("a", n)).await.assert_ok();
     }
@@ -43,7 +42,7 @@ async fn a_change_that_is_running_is_kept() {
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &by).await.unwrap();
+    let number = queue.begin(&bulk, &by).await.unwrap();
     let kept = async || {
         for _ in 0..1_100 {
             queue.pause(None, None, &by).await.unwrap();
@@ -52,7 +51,7 @@ async fn a_change_that_is_running_is_kept() {
         (kept.len(), kept.last().unwrap().number)
     };
     assert_eq!(kept().await, (1_001, number));
-    assert!(queue.cancel_bulk(number, &by).await.unwrap());
+    assert!(queue.cancel(number, &by).await.unwrap());
     let (count, oldest) = kept().await;
     assert_eq!(count, 1_000);
     assert!(oldest > number);

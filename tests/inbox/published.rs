@@ -7,7 +7,6 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
 
 use crate::suite::Harness;
 use futures_util::future::join_all;
@@ -30,7 +29,7 @@ use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, event, inbox, webhooks, within_a_month};
 use support::postgres::{PostgresServer, Stop};
 use support::program::{PATIENCE, Peer, say};
-use support::queue::{FaultyQueue, dead, retry, skip, snooze, take};
+use support::queue::{Calls, FaultyQueue, dead, retry, skip, snooze, take};
 use support::scratch::Scratch;
 use support::{DAY, MINUTE, SECOND};
 use support::{eventually, lock};
@@ -48,12 +47,12 @@ macro_rules! on_every_queue {
     };
 }
 
-async fn claim<Q: Queue>(queue: &Q, take: &Take, limit: usize) -> Vec<TakenEvent> {
+async fn claim(queue: &Queue, take: &Take, limit: usize) -> Vec<TakenEvent> {
     queue.claim(take, limit, limit).await.unwrap().events
 }
 
 /// Claims one event, and waits for it.
-async fn claimed<Q: Queue>(queue: &Q, take: &Take) -> TakenEvent {
+async fn claimed(queue: &Queue, take: &Take) -> TakenEvent {
     let waits = async {
         loop {
             if let Some(taken) = claim(queue, take, 1).await.pop() {
@@ -65,18 +64,18 @@ async fn claimed<Q: Queue>(queue: &Q, take: &Take) -> TakenEvent {
     timeout(PATIENCE, waits).await.expect("no event is due")
 }
 
-async fn end<Q: Queue>(queue: &Q, taken: &TakenEvent, settlement: &Settlement) {
+async fn end(queue: &Queue, taken: &TakenEvent, settlement: &Settlement) {
     let settled = queue.settle(&taken.lease, settlement, None).await.unwrap();
     assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
 }
 
-async fn events<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
+async fn events(inbox: &Inbox) -> Vec<EventSummary> {
     let page = Page::oldest(10_000);
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     listed.events
 }
 
-async fn finished<Q: Queue>(inbox: &Inbox<Q>) -> Stats {
+async fn finished(inbox: &Inbox) -> Stats {
     let finished = timeout(PATIENCE, inbox.finish()).await;
     match finished {
         Ok(stats) => stats.unwrap(),
@@ -148,7 +147,7 @@ async fn solid_queue_761_with_workers() {
         FaultyQueue::new(queue.clone()),
         FaultyQueue::new(queue.clone()),
     ];
-    let worker = |queue: &FaultyQueue<MemoryQueue>| {
+    let worker = |queue: &FaultyQueue| {
         let inbox = Inbox::new(queue.clone());
         let worker = inbox.worker(crm.router()).max_crashes(100);
         worker.handler_timeout(60 * MINUTE).unwrap().spawn()
@@ -440,7 +439,7 @@ async fn sidekiq_4992() {
     const TEST: &str = "sidekiq_4992";
     const CHATS: usize = 20;
 
-    async fn work<Q: Queue>(queue: Q) {
+    async fn work(queue: Queue) {
         let inbox = Inbox::new(queue);
         let handlers = router(|chat, number, _| async move {
             if (chat.as_str(), number) == ("chat-7", 0) {
@@ -463,8 +462,8 @@ async fn sidekiq_4992() {
     }
     if let Some(argument) = Peer::argument() {
         return match argument.starts_with("postgres:") {
-            true => work(postgres_queue(&argument).await).await,
-            false => work(SqliteQueue::open(argument).unwrap()).await,
+            true => work(postgres_queue(&argument).await.into()).await,
+            false => work(SqliteQueue::open(argument).unwrap().into()).await,
         };
     }
 
@@ -696,8 +695,9 @@ async fn que_429() {
 async fn breeze_4095() {
     async fn rule<H: Harness>(harness: &H) {
         const EVENTS: usize = 100;
-        let inbox = Inbox::new(FaultyQueue::new(harness.open().await));
-        let faults = &internal::queue(&inbox).faults;
+        let queue = FaultyQueue::new(harness.open().await);
+        let faults = Arc::clone(&queue.faults);
+        let inbox = Inbox::new(queue);
         let webhooks = webhooks(&inbox);
         let chat = |n: usize| format!("chat-{}", n % 7);
         let crm = NotingCrm::default();

@@ -8,7 +8,7 @@ use crate::suite::Harness;
 use tokio::time::{sleep, timeout};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::Tuning;
-use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Queue, Stats};
+use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Stats};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventRouter, RawDelivery};
 
@@ -47,18 +47,18 @@ impl Log {
     }
 }
 
-async fn accept<Q: Queue>(inbox: &Inbox<Q>, kind: &EventKind, chat: usize, number: u64) {
+async fn accept(inbox: &Inbox, kind: &EventKind, chat: usize, number: u64) {
     let body = format!(r#"{{"id":"chat-{chat}","number":{number}}}"#);
     let key = format!("{chat}-{number}");
     let event = delivery(body).kind(kind.as_str()).key(&key);
     send(&webhooks(inbox), event).await.assert_ok();
 }
 
-async fn finished<Q: Queue>(inbox: &Inbox<Q>) -> Stats {
+async fn finished(inbox: &Inbox) -> Stats {
     timeout(PATIENCE, inbox.finish()).await.unwrap().unwrap()
 }
 
-async fn states<Q: Queue>(inbox: &Inbox<Q>) -> BTreeMap<EventState, usize> {
+async fn states(inbox: &Inbox) -> BTreeMap<EventState, usize> {
     let page = Page::oldest(10_000);
     let mut states = BTreeMap::new();
     for event in inbox.list(&Filter::default(), page).await.unwrap().events {
@@ -68,7 +68,7 @@ async fn states<Q: Queue>(inbox: &Inbox<Q>) -> BTreeMap<EventState, usize> {
 }
 
 /// In each chat, kinds that only the newer version handles are between those that both handle.
-async fn deploy<Q: Queue>([older, newer]: [Inbox<Q>; 2]) {
+async fn deploy([older, newer]: [Inbox; 2]) {
     let kinds = [KNOWN[0].clone(), EventKind::CHAT_CLOSED, KNOWN[1].clone()];
     let log = Log::default();
     let soon = Duration::from_millis(20);
@@ -110,7 +110,7 @@ async fn deploy<Q: Queue>([older, newer]: [Inbox<Q>; 2]) {
 }
 
 /// An event of each kind for each chat, with its number in the chat.
-async fn accept_all<Q: Queue>(inbox: &Inbox<Q>, kinds: &[EventKind], number: &mut u64) {
+async fn accept_all(inbox: &Inbox, kinds: &[EventKind], number: &mut u64) {
     for kind in kinds {
         for chat in 0..CHATS {
             accept(inbox, kind, chat, *number).await;
@@ -119,7 +119,7 @@ async fn accept_all<Q: Queue>(inbox: &Inbox<Q>, kinds: &[EventKind], number: &mu
     }
 }
 
-async fn processes<H: Harness>(harness: &H) -> [Inbox<H::Queue>; 2] {
+async fn processes<H: Harness>(harness: &H) -> [Inbox; 2] {
     [harness.open().await, harness.open().await].map(Inbox::new)
 }
 
@@ -166,7 +166,7 @@ async fn ignored_events_are_not_lost() {
 }
 
 /// Each receiver handles the events that it accepted, also those of chats that both know.
-async fn receive<Q: Queue>([first, second]: [Inbox<Q>; 2]) {
+async fn receive([first, second]: [Inbox; 2]) {
     let log = Log::default();
     let receivers = [("", first), ("crm", second)];
     let receivers = receivers.map(|(name, inbox)| (name, inbox.namespace(name)));

@@ -15,13 +15,12 @@ use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::inbox::internal;
-use tower_webhook::inbox::{Accept, EventId, EventState, Filter, Inbox, Page, Queue, Retry};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, Queue, Retry};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::signature::Signature;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{
-    EventKind, EventRouter, HandlerError, IdempotencyKey, RawDelivery, Running, Secret, Sender,
-    SignatureLayer, Webhooks,
+    EventKind, EventRouter, HandlerError, IdempotencyKey, RawDelivery, Receiver, Running, Secret,
+    Sender, SignatureLayer, Webhooks,
 };
 
 #[tokio::test]
@@ -90,17 +89,15 @@ fn signed(
 }
 
 /// Two senders, and what the handlers of each have seen.
-struct Senders<Q> {
-    inbox: Inbox<Q>,
+struct Senders {
+    inbox: Inbox,
     github: Sender,
     stripe: Sender,
     by_github: Seen,
     by_stripe: Seen,
 }
 
-type Service<Q> = Signature<Accept<Q>>;
-
-async fn two_senders_are_apart<Q: Queue + Clone>(queue: Q) {
+async fn two_senders_are_apart(queue: impl Into<Queue>) {
     let senders = Senders {
         inbox: Inbox::new(queue).chat_by(|delivery| {
             let body: Body = delivery.decode().ok()?;
@@ -126,8 +123,8 @@ fn pair(of: &Sender, key: &str) -> (String, String) {
     (of.name().to_owned(), key.to_owned())
 }
 
-impl<Q: Queue + Clone> Senders<Q> {
-    fn start(&self, sender: &Sender, seen: &Seen) -> (Service<Q>, Running) {
+impl Senders {
+    fn start(&self, sender: &Sender, seen: &Seen) -> (Receiver, Running) {
         Webhooks::new(secret(sender))
             .sender(sender.clone())
             .inbox(self.inbox.clone())
@@ -149,7 +146,7 @@ impl<Q: Queue + Clone> Senders<Q> {
     }
 
     /// No worker takes those of Stripe, since that of GitHub leaves them where they are.
-    async fn equal_keys_are_two_events(&self, to_github: &Service<Q>) {
+    async fn equal_keys_are_two_events(&self, to_github: &Receiver) {
         let (github, stripe) = (&self.github, &self.stripe);
         let to_stripe = SignatureLayer::new(secret(stripe))
             .sender(stripe.clone())
@@ -168,15 +165,12 @@ impl<Q: Queue + Clone> Senders<Q> {
         // Longer than a worker needs to look for events of other processes.
         sleep(Duration::from_millis(700)).await;
         assert_eq!(*lock(&self.by_github), [pair(github, "same")]);
-        let waiting = Filter {
-            states: vec![EventState::Waiting],
-            ..Filter::default()
-        };
+        let waiting = Filter::default().states([EventState::Waiting]);
         assert_eq!(self.ids(&waiting, Page::oldest(9)).await.len(), 1);
     }
 
     /// A failure holds up the events of its own sender alone.
-    async fn lanes_are_apart(&self, to_github: &Service<Q>, to_stripe: &Service<Q>) {
+    async fn lanes_are_apart(&self, to_github: &Receiver, to_stripe: &Receiver) {
         let fails = event(&self.github, "fails", "b", true);
         send(to_github, fails).await.assert_ok();
         let waits = event(&self.github, "waits", "b", false);
@@ -189,10 +183,7 @@ impl<Q: Queue + Clone> Senders<Q> {
 
     /// By an inbox that no namespace was set on.
     async fn keys_of_both_are_found(&self) {
-        let key = Filter {
-            key: IdempotencyKey::new("same".parse().unwrap()),
-            ..Filter::default()
-        };
+        let key = Filter::default().key(IdempotencyKey::new("same".parse().unwrap()).unwrap());
         let oldest = self.ids(&key, Page::oldest(9)).await;
         let mut newest = self.ids(&key, Page::newest(9)).await;
         newest.reverse();
@@ -205,7 +196,7 @@ impl<Q: Queue + Clone> Senders<Q> {
         assert_eq!(listed.events.len(), 1);
     }
 
-    async fn pause_and_forget_are_for_both(&self, to_stripe: &Service<Q>) {
+    async fn pause_and_forget_are_for_both(&self, to_stripe: &Receiver) {
         let made = EventKind::from_static("made");
         self.inbox.pause(Some(&made), "").await.unwrap();
         let paused = event(&self.stripe, "paused", "c", false);

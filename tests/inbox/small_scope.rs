@@ -14,16 +14,16 @@ use tokio::time::advance;
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, EventId, EventState, Filter, Lane, Page, Queue, Records};
+use tower_webhook::inbox::{By, EventId, EventState, Filter, Page, Queue};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::EventKey;
 
 use support::HOUR;
 use support::history::{Entry, History, Mistake, Process, Spy, check, images};
-use support::queue::{dead, new_event, retry, skip};
+use support::queue::{Calls, dead, new_event, retry, skip};
 
 /// An operation. Leases last for an hour, or end at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,8 +79,8 @@ impl End {
 }
 
 /// A queue, and what its workers believe to hold.
-struct Side<Q> {
-    queue: Q,
+struct Side {
+    queue: Queue,
     /// Of its events alone, and in the names of its chats and keys.
     kind: EventKind,
     held: [Option<EventLease>; WORKERS],
@@ -88,10 +88,10 @@ struct Side<Q> {
     is_paused: bool,
 }
 
-impl<Q: Queue> Side<Q> {
-    fn new(queue: Q, number: usize) -> Self {
+impl Side {
+    fn new(queue: impl Into<Queue>, number: usize) -> Self {
         Self {
-            queue,
+            queue: queue.into(),
             kind: format!("small-scope-{number}").parse().unwrap(),
             held: [None; WORKERS],
             ids: Vec::new(),
@@ -218,7 +218,7 @@ impl<Q: Queue> Side<Q> {
             }
             Op::Forget(chat) => {
                 let chat = self.chat(chat);
-                let forgotten = forget_all(&self.queue, &chat, &by).await.unwrap();
+                let forgotten = self.queue.forget_all(&chat, &by).await.unwrap();
                 forgotten.to_string()
             }
             Op::Pause(pauses) => {
@@ -231,10 +231,7 @@ impl<Q: Queue> Side<Q> {
 
     /// All events, as a person sees them.
     async fn shown(&self) -> String {
-        let of_kind = Filter {
-            kinds: vec![self.kind.clone()],
-            ..Filter::default()
-        };
+        let of_kind = Filter::default().kinds([self.kind.clone()]);
         let listed = self.queue.list(&of_kind, Page::oldest(1000)).await.unwrap();
         let mut shown = String::new();
         for event in listed.events {
@@ -257,14 +254,17 @@ impl<Q: Queue> Side<Q> {
 /// A queue in memory, its history, and a side of it.
 struct Scope {
     history: Arc<History>,
-    side: Side<Spy>,
+    spy: Spy,
+    side: Side,
 }
 
 impl Scope {
     async fn after(path: &[Op], mistake: Mistake) -> Self {
         let history = History::begin();
+        let spy = Spy::new(&history, mistake).of(Process::Ghost);
         let mut scope = Self {
-            side: Side::new(Spy::new(&history, mistake).of(Process::Ghost), 0),
+            side: Side::new(spy.clone().shared(), 0),
+            spy,
             history,
         };
         for op in path {
@@ -331,7 +331,7 @@ impl Scope {
             self.step(Op::Claim(0, false)).await;
             self.step(Op::Settle(0, End::Handled, false)).await;
         }
-        self.side.queue.note_left().await.unwrap();
+        self.spy.note_left().await.unwrap();
         let violations = check(&self.history.entries(), None);
         violations.first().map(ToString::to_string)
     }
@@ -402,7 +402,8 @@ fn planted_mistakes_are_found_within_four_operations() {
 
 /// A queue in a database does as the queue in memory on a sample of the longest ways.
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-async fn steps_alike(queue: impl Queue + Clone, pause: Duration, ways: &[Vec<Op>]) {
+async fn steps_alike(queue: impl Into<Queue>, pause: Duration, ways: &[Vec<Op>]) {
+    let queue = queue.into();
     for (number, way) in ways.iter().enumerate() {
         let mut memory = Side::new(MemoryQueue::new(), number);
         let mut other = Side::new(queue.clone(), number);

@@ -8,20 +8,22 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::suite::{self, Harness};
+use async_trait::async_trait;
 use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{event, webhooks};
 use support::log::Log;
+use support::queue::{Calls, unless};
 use support::scratch::Scratch;
-use support::{SECOND, eventually, forward, lock};
+use support::{SECOND, eventually, lock};
 use tokio::task::spawn_blocking;
 use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Tuning, Work};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Tuning};
 use tower_webhook::inbox::{
-    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, Which, WorkerHandle,
+    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Which, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
@@ -69,25 +71,18 @@ impl Remote {
     fn memory(&self) -> MemoryQueue {
         lock(&self.queue).clone()
     }
-
-    fn inner(&self) -> Result<MemoryQueue, StoreError> {
-        match self.faults.is_down.load(Ordering::SeqCst) {
-            true => Err(Self::error()),
-            false => Ok(self.memory()),
-        }
-    }
-
-    fn error() -> StoreError {
-        StoreError::new(StoreErrorKind::Unavailable, "the connection was lost")
-    }
 }
 
-impl Work for Remote {
-    const SHARED: bool = true;
+#[async_trait]
+impl Calls for Remote {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        unless(&self.faults.is_down)?;
+        Ok(self.memory().into())
+    }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         match event.chat.as_deref() {
-            Some(REFUSED) => return Err(Self::error()),
+            Some(REFUSED) => unless(&AtomicBool::new(true))?,
             Some(CORRUPT) => return Err(StoreError::new(StoreErrorKind::Corrupt, "no text")),
             _ => {}
         }
@@ -96,17 +91,14 @@ impl Work for Remote {
             return Ok(Accepted::InFlight { remaining });
         }
         let hangs = self.faults.hangs.load(Ordering::SeqCst);
-        let loses_answers = self.faults.loses_answers.load(Ordering::SeqCst);
+        let loses_answers = unless(&self.faults.loses_answers);
         // What is taken for a lost call is released.
-        let take = take.filter(|_| !hangs && !loses_answers);
+        let take = take.filter(|_| !hangs && loses_answers.is_ok());
         let accepted = self.inner()?.accept(event, take).await?;
         if hangs {
             std::future::pending::<()>().await;
         }
-        match loses_answers {
-            true => Err(Self::error()),
-            false => Ok(accepted),
-        }
+        loses_answers.map(|()| accepted)
     }
 
     async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
@@ -115,12 +107,12 @@ impl Work for Remote {
             false => self.inner()?.find(key).await,
         }
     }
-
-    forward!(claim take extend settle purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
-impl Records for Remote {
-    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
+impl From<Remote> for Queue {
+    fn from(remote: Remote) -> Self {
+        remote.shared()
+    }
 }
 
 fn spool(scratch: &Scratch) -> Spool {
@@ -131,7 +123,7 @@ fn spool(scratch: &Scratch) -> Spool {
 }
 
 /// The process before may still be closing the file.
-async fn reopen<Q: Queue + Clone>(spool: &Spool, queue: &Q) -> Spooled<Q> {
+async fn reopen(spool: &Spool, queue: &Remote) -> Spooled {
     for _ in 0..100 {
         match spool.clone().open(queue.clone()).await {
             Ok(spooled) => return spooled,
@@ -149,8 +141,8 @@ type Seen = Arc<Mutex<Vec<(String, usize, bool)>>>;
 
 struct Desk {
     remote: Remote,
-    spooled: Spooled<Remote>,
-    inbox: Inbox<Spooled<Remote>>,
+    spooled: Spooled,
+    inbox: Inbox,
     seen: Seen,
     _worker: WorkerHandle,
     scratch: Scratch,
@@ -162,7 +154,7 @@ impl Desk {
     }
 
     async fn with(
-        set: impl FnOnce(Inbox<Spooled<Remote>>) -> Inbox<Spooled<Remote>>,
+        set: impl FnOnce(Inbox) -> Inbox,
         set_spool: impl FnOnce(Spool) -> Spool,
     ) -> Self {
         Self::before(Remote::default(), set, set_spool).await
@@ -170,7 +162,7 @@ impl Desk {
 
     async fn before(
         remote: Remote,
-        set: impl FnOnce(Inbox<Spooled<Remote>>) -> Inbox<Spooled<Remote>>,
+        set: impl FnOnce(Inbox) -> Inbox,
         set_spool: impl FnOnce(Spool) -> Spool,
     ) -> Self {
         let scratch = Scratch::new();
@@ -416,7 +408,7 @@ async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_hand
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
-    let set = |inbox: Inbox<_>| inbox.reject_changed_bodies().replay_guard();
+    let set = |inbox: Inbox| inbox.reject_changed_bodies().replay_guard();
     let desk = Desk::with(set, Spool::reject_changed_bodies).await;
     let of = |key: &str, n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key(key);
     assert_eq!(desk.send(of("first", 1)).await, 200);
@@ -793,14 +785,13 @@ impl<H: Harness> WithSpools<H> {
 }
 
 impl<H: Harness> Harness for WithSpools<H> {
-    type Queue = Spooled<H::Queue>;
-
-    async fn open(&self) -> Self::Queue {
+    async fn open(&self) -> Queue {
         let number = self.opened.fetch_add(1, Ordering::SeqCst);
         let path = self.directory.path().join(number.to_string());
         let spool = Spool::new(path).limit(1 << 20).on_any_disk();
         let spool = spool.accept_within(10 * SECOND);
-        spool.open(self.behind.open().await).await.unwrap()
+        let spooled = spool.open(self.behind.open().await).await;
+        spooled.unwrap().into()
     }
 }
 

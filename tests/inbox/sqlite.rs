@@ -6,23 +6,23 @@ use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use crate::suite::{self, Harness, full_inboxes_know_what_was_handled_inline};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
-use tower_webhook::inbox::{EventId, EventState, Filter, Lane, Page};
+use tower_webhook::inbox::internal::{
+    Accepted, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
+};
+use tower_webhook::inbox::{EventId, EventState, Filter, Page, Queue};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
 use support::chain;
 use support::program::{Peer, say};
-use support::queue::{new_event, take};
+use support::queue::{Calls, new_event, take};
 use support::scratch::{Scratch, directory, log_to};
 
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
@@ -31,10 +31,8 @@ const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 struct Shared(SqliteQueue);
 
 impl Harness for Shared {
-    type Queue = SqliteQueue;
-
-    async fn open(&self) -> SqliteQueue {
-        self.0.clone()
+    async fn open(&self) -> Queue {
+        self.0.clone().into()
     }
 }
 
@@ -46,11 +44,9 @@ struct Several {
 }
 
 impl Harness for Several {
-    type Queue = SqliteQueue;
-
-    async fn open(&self) -> SqliteQueue {
+    async fn open(&self) -> Queue {
         let at = self.opened.fetch_add(1, Ordering::Relaxed);
-        self.queues[at % self.queues.len()].clone()
+        self.queues[at % self.queues.len()].clone().into()
     }
 }
 
@@ -232,13 +228,12 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     let known: HashSet<_> = events.iter().map(|event| event.id).collect();
     assert!(known.contains(&EventId(16384)) && known.len() > 200);
     for lane in 0..LANES {
-        let chat = Some(format!("chat-{lane}"));
-        let of_chat = events.iter().filter(|event| event.chat == chat);
+        let chat = format!("chat-{lane}");
+        let of_chat = events
+            .iter()
+            .filter(|event| event.chat.as_ref() == Some(&chat));
         let of_chat: Vec<_> = of_chat.map(|event| event.id).collect();
-        let filter = Filter {
-            chat,
-            ..Filter::default()
-        };
+        let filter = Filter::default().chat(chat);
         let listed = queue.list(&filter, page).await.unwrap().events;
         let listed: Vec<_> = listed.iter().map(|event| event.id).collect();
         assert_eq!(listed, of_chat);

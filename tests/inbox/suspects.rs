@@ -7,15 +7,14 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{NewEvent, Work};
-use tower_webhook::inbox::{EventState, Inbox, Lane};
+use tower_webhook::inbox::internal::{Lane, NewEvent};
+use tower_webhook::inbox::{EventState, Inbox};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter};
 
 use support::inbox::{NotingCrm, states, within_a_month};
 use support::lock;
-use support::queue::FaultyQueue;
-use support::queue::{new_event, take};
+use support::queue::{Calls, FaultyQueue, new_event, take};
 use support::{MINUTE, SECOND};
 
 /// Stores events of chats of their own, from number `from`.

@@ -4,21 +4,21 @@
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
-use tower_webhook::inbox::internal::{self, Work};
+use tower_webhook::inbox::internal::{self, Lane};
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::inbox::internal::NewEvent;
-use tower_webhook::inbox::{Inbox, Lane};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 
 use support::delivery::SECRET;
 use support::program::{PATIENCE, Program, Server, example};
-use support::queue::new_event;
+use support::queue::{Calls, new_event};
 
 /// What a receiver may take, in KiB.
 const LIMIT: usize = 100_000;

@@ -8,12 +8,12 @@ use futures_util::stream;
 use sqlx::postgres::PgPoolOptions;
 use support::postgres::PostgresServer;
 use support::program::{PATIENCE, Server, curl};
-use support::queue::{failure, new_event};
+use support::queue::{Calls, failure, new_event};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::EventKind;
 use tower_webhook::inbox::internal::{self, NewEvent};
-use tower_webhook::inbox::{Action, BulkState, EventState, Filter, Inbox, Page, Queue, Which};
+use tower_webhook::inbox::{Action, BulkState, EventState, Filter, Inbox, Page, Which};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
@@ -37,7 +37,7 @@ async fn killed_changes_change_each_event_once_with_postgres() {
     survives(&server.url(), &Inbox::new(queue)).await;
 }
 
-async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
+async fn survives(url: &str, inbox: &Inbox) {
     let accepts = (0..EVENTS).map(|n| {
         let event = NewEvent {
             dead: Some(failure("the CRM is down")),
@@ -121,13 +121,13 @@ fn post(console: &str, path: &str, form: &str) {
     assert!(answer.starts_with("HTTP/1.1 303"), "{answer}");
 }
 
-async fn change<Q: Queue>(inbox: &Inbox<Q>) -> Action {
+async fn change(inbox: &Inbox) -> Action {
     let actions = inbox.actions(Which::All, None, 10).await.unwrap();
     let mut changes = actions.into_iter().filter(|it| it.bulk.is_some());
     changes.next().expect("it has begun")
 }
 
-async fn reaches<Q: Queue>(inbox: &Inbox<Q>, changed: u64) {
+async fn reaches(inbox: &Inbox, changed: u64) {
     let reached = async {
         while change(inbox).await.changed < changed {
             sleep(Duration::from_millis(20)).await;

@@ -22,7 +22,7 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
-use tower_webhook::inbox::{EventState, EventSummary, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{EventState, EventSummary, Filter, Inbox, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
@@ -161,7 +161,7 @@ async fn until_ok<T, E: std::fmt::Debug>(ask: impl AsyncFn() -> Result<T, E>) ->
     }
 }
 
-async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut storage: Storage) {
+async fn survives(count: usize, url: &str, inbox: &Inbox, mut storage: Storage) {
     let kills: usize = std::env::var("KILLS").map_or(25, |kills| kills.parse().unwrap());
     let dir = TempDir::new().unwrap();
     let mut random = fastrand::Rng::new();
@@ -441,10 +441,10 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
 }
 
 /// An event kills its receiver in each attempt, while others are in progress in as many chats.
-async fn finds_a_culprit<Q: Queue>(
+async fn finds_a_culprit(
     receivers: &mut [Receiver],
     url: &str,
-    inbox: &Inbox<Q>,
+    inbox: &Inbox,
     sender: &Sender,
     dir: &TempDir,
 ) {
@@ -508,7 +508,7 @@ fn time(seconds: &str) -> Duration {
     Duration::from_secs_f64(seconds.parse().unwrap())
 }
 
-async fn all<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
+async fn all(inbox: &Inbox) -> Vec<EventSummary> {
     let page = Page::oldest(1_000_000);
     let listed = until_ok(async || inbox.list(&Filter::default(), page).await);
     listed.await.events

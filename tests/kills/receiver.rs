@@ -59,7 +59,7 @@ async fn killed_receivers_lose_nothing_with_sqlite() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_receivers_lose_nothing_with_redis() {
     let server = RedisServer::start_with(&["--appendonly", "yes"]);
-    let open = async || RedisStore::connect(&server.url()).await.unwrap();
+    let open = async || RedisStore::open(&server.url()).await.unwrap();
     survives("Redis", &server.url(), open).await;
 }
 

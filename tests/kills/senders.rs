@@ -20,7 +20,7 @@ use support::postgres::PostgresServer;
 use support::program::{PATIENCE, Server, example};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{EventState, Filter, Inbox, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
@@ -46,7 +46,7 @@ async fn killed_receivers_keep_senders_apart_with_postgres() {
     survives(&server.url(), &Inbox::new(queue)).await;
 }
 
-async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
+async fn survives(url: &str, inbox: &Inbox) {
     let kills: usize = std::env::var("KILLS").map_or(12, |kills| kills.parse().unwrap());
     let dir = TempDir::new().unwrap();
     let config = routes(dir.path(), url);
@@ -99,11 +99,8 @@ async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
 }
 
 /// An event that met three kills in a row is a dead letter, which waits for a person.
-async fn redrive_crashed<Q: Queue>(inbox: &Inbox<Q>) {
-    let dead = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+async fn redrive_crashed(inbox: &Inbox) {
+    let dead = Filter::default().states([EventState::Dead]);
     for event in inbox.list(&dead, Page::oldest(1_000)).await.unwrap().events {
         let record = inbox.get(event.id).await.unwrap().unwrap();
         let last = record.failures.last().unwrap();

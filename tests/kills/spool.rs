@@ -320,7 +320,7 @@ struct Place {
     handler: SocketAddr,
     world: Arc<World>,
     receivers: Vec<Server>,
-    inbox: Inbox<PostgresQueue>,
+    inbox: Inbox,
     pool: PgPool,
     /// The one before a switch-over, to which connections may stay.
     former: Option<PostgresServer>,
@@ -588,14 +588,9 @@ impl Place {
     }
 
     async fn events(&self) -> Vec<EventSummary> {
-        let after = self.last;
-        let list = async || {
-            let page = Page {
-                after,
-                ..Page::oldest(1_000_000)
-            };
-            self.inbox.list(&Filter::default(), page).await.ok()
-        };
+        let mut page = Page::oldest(1_000_000);
+        page.after = self.last;
+        let list = async || self.inbox.list(&Filter::default(), page).await.ok();
         eventually("the events are listed", list).await.events
     }
 
@@ -696,7 +691,7 @@ impl Place {
     }
 }
 
-fn inbox(server: &PostgresServer) -> (Inbox<PostgresQueue>, PgPool) {
+fn inbox(server: &PostgresServer) -> (Inbox, PgPool) {
     let pool = PgPoolOptions::new().max_connections(2);
     let pool = pool.connect_lazy(&server.url()).unwrap();
     (Inbox::new(PostgresQueue::new(pool.clone())), pool)

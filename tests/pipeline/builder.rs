@@ -9,10 +9,10 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
-use tower_webhook::inbox::{Accept, Inbox};
+use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::{MemoryQueue, MokaStore};
 use tower_webhook::signature::Signature;
-use tower_webhook::{Delivery, EventRouter, SenderPolicy, Webhooks};
+use tower_webhook::{Delivery, EventRouter, Receiver, SenderPolicy, Webhooks};
 
 use support::SECOND;
 use support::delivery::{BODY, RequestExt, SIGNATURE, deliver, delivery, secret, send};
@@ -62,7 +62,7 @@ async fn both_programs_differ_in_one_line() {
         .store(MokaStore::new())
         .start(slow.router())
         .unwrap();
-    let inbox: (Signature<Accept<MemoryQueue>>, _) = Webhooks::new(secret())
+    let inbox: (Receiver, _) = Webhooks::new(secret())
         .inbox(MemoryQueue::new())
         .start(slow.router())
         .unwrap();
@@ -163,10 +163,8 @@ async fn dropped_handle_stops_the_worker_and_no_detached_run() {
 
 #[tokio::test(start_paused = true)]
 async fn settings_reach_every_part() {
-    let policy = SenderPolicy {
-        retry_every: 120 * SECOND,
-        ..SenderPolicy::default()
-    };
+    let mut policy = SenderPolicy::default();
+    policy.retry_every = 120 * SECOND;
     let notes = Notes::default();
     let inbox = Inbox::new(MemoryQueue::new()).observer(notes.clone());
     let (service, running) = Webhooks::new(secret())

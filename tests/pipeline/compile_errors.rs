@@ -50,11 +50,11 @@ const PROGRAMS: [(&str, &[&str]); 11] = [
     ),
     (
         "stores_nowhere",
-        &["`()` is not a store", "use one of `tower_webhook::store`"],
+        &["`()` is not a store", "use `MokaStore`, `SqliteStore`"],
     ),
     (
         "queues_nowhere",
-        &["`()` is not a queue", "use `MemoryQueue`, `SqliteQueue`"],
+        &["`From<()>` is not implemented", "`From<MemoryQueue>`"],
     ),
 ];
 

@@ -117,14 +117,12 @@ fn chat_keeps_every_field() {
 fn message_keeps_every_field() {
     let message: Message = decode(MESSAGE);
 
-    assert_eq!(message.chat, Some(Reference { id: text("chat-1") }));
+    assert_eq!(message.chat, Some(Reference::default().id(text("chat-1"))));
     assert_eq!(message.id, text("message-1"));
-    assert_eq!(message.user, Some(Reference { id: text("user-1") }));
+    assert_eq!(message.user, Some(Reference::default().id(text("user-1"))));
     assert_eq!(
         message.expert,
-        Some(Reference {
-            id: text("expert-1")
-        })
+        Some(Reference::default().id(text("expert-1")))
     );
     assert_eq!(message.is_user, Some(true));
     assert_eq!(message.text, text("Hello 👋🏽"));
@@ -318,16 +316,11 @@ fn last_of_several_equal_fields_wins() {
 
     let chat: ChatLifecycle = decode(json);
 
-    let expected = ChatLifecycle {
-        id: text("last"),
-        status: text("last"),
-        user: Some(User {
-            id: text("last"),
-            ..User::default()
-        }),
-        created_at: at(2),
-        ..ChatLifecycle::default()
-    };
+    let expected = ChatLifecycle::default()
+        .id(text("last"))
+        .status(text("last"))
+        .user(User::default().id(text("last")))
+        .created_at(at(2));
     assert_eq!(chat, expected);
 }
 
@@ -383,13 +376,7 @@ fn deeply_nested_payload_decodes() {
     ] {
         let json = format!(r#"{{"{field}":{deep},"question":"why"}}"#);
         let chat: Chat = decode(&json);
-        assert_eq!(
-            chat,
-            Chat {
-                question: text("why"),
-                ..Chat::default()
-            }
-        );
+        assert_eq!(chat, Chat::default().question(text("why")));
     }
     let json = format!(r#"{{"user":{{"id":{deep},"name":"Zoë"}},"customMeta":{{"a":{deep}}}}}"#);
     assert_eq!(
@@ -491,10 +478,7 @@ fn ratings_at_their_limits_decode() {
         serde_json::to_string(&negative_zero).unwrap(),
         r#"{"rating":-0.0}"#
     );
-    let largest = ChatLifecycle {
-        rating: Some(2f64.powi(63)),
-        ..ChatLifecycle::default()
-    };
+    let largest = ChatLifecycle::default().rating(2f64.powi(63));
     assert_eq!(
         decode::<ChatLifecycle>(&encode(&largest).to_string()),
         largest
@@ -516,11 +500,9 @@ fn numbers_of_arbitrary_precision_decode() {
 
     let chat: ChatLifecycle = decode(&json.to_string());
 
-    let expected = ChatLifecycle {
-        rating: Some(0.5),
-        created_at: at(1_700_000_000_000),
-        ..ChatLifecycle::default()
-    };
+    let expected = ChatLifecycle::default()
+        .rating(0.5)
+        .created_at(at(1_700_000_000_000));
     assert_eq!(chat, expected);
 }
 

@@ -25,8 +25,7 @@ use support::log::Log;
 use tower::{Layer, service_fn};
 use tower_webhook::event::EventKind;
 use tower_webhook::{
-    ConfigError, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SenderPolicy,
-    SignatureLayer, Verified,
+    ConfigError, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
 };
 use tracing::Level;
 
@@ -513,10 +512,8 @@ fn a_sender_that_changes_what_was_derived_from_it_needs_a_restart() {
     let service = layer.unwrap().layer(service_fn(event));
     let replace = |sender| service.with_sender(sender, secret.clone());
     assert!(replace(sender(json!({"signature.headers": ["x-other"]}))).is_ok());
-    let policy = SenderPolicy {
-        retry_every: Duration::from_secs(1),
-        ..sender(json!({})).policy()
-    };
+    let mut policy = sender(json!({})).policy();
+    policy.retry_every = Duration::from_secs(1);
     for (sender, what) in [
         (sender(json!({"name": "other"})), "name"),
         (sender(json!({})).with_policy(policy), "policy"),

@@ -422,10 +422,7 @@ async fn failures_count_for_an_hour() {
 
 #[tokio::test(start_paused = true)]
 async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
-    let budget = FailureBudget::new(SenderPolicy {
-        disable_after: Some(60),
-        ..SenderPolicy::default()
-    });
+    let budget = FailureBudget::new(SenderPolicy::default().disable_after(60));
     let service = failing(&budget);
     assert_eq!(budget.spent_by(&KIND).disabled_in, None);
     // One in ten seconds, as long as it takes.
@@ -450,10 +447,7 @@ async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
 
 #[tokio::test(start_paused = true)]
 async fn the_forecast_ends_when_failures_have_stopped() {
-    let budget = FailureBudget::new(SenderPolicy {
-        disable_after: Some(60),
-        ..SenderPolicy::default()
-    });
+    let budget = FailureBudget::new(SenderPolicy::default().disable_after(60));
     let service = failing(&budget);
     for _ in 0..31 {
         fail(&service, 1).await;

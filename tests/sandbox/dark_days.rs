@@ -61,7 +61,7 @@ fn secret() -> Secret {
 }
 
 /// The events of each chat, in the order in which they were accepted.
-async fn accepted(inbox: &Inbox<MemoryQueue>) -> HashMap<Digest, Vec<Digest>> {
+async fn accepted(inbox: &Inbox) -> HashMap<Digest, Vec<Digest>> {
     let mut chats: HashMap<_, Vec<_>> = HashMap::new();
     let mut page = Page::oldest(1000);
     loop {

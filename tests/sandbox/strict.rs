@@ -167,11 +167,9 @@ async fn contents_of_a_script_are_kept() {
     let chat = sandbox.chat();
     let payload =
         |event| -> Value { serde_json::from_slice(&sandbox.event(event).unwrap().body).unwrap() };
-    let message = Message {
-        kind: Some("card".into()),
-        text: Some("Hello".into()),
-        ..Message::default()
-    };
+    let message = Message::default()
+        .kind("card".to_owned())
+        .text("Hello".to_owned());
     let message = payload(chat.send(message));
     assert_eq!(
         (&message["type"], &message["text"]),

@@ -43,11 +43,11 @@ impl Harness for Opens {
 }
 
 async fn connect(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.unwrap()
+    RedisStore::open(&server.url()).await.unwrap()
 }
 
 async fn refused(url: &str) -> OpenError {
-    RedisStore::connect(url).await.unwrap_err()
+    RedisStore::open(url).await.unwrap_err()
 }
 
 fn id(key: &str) -> EventKey {
@@ -144,7 +144,7 @@ async fn one_of_64_claims_from_4_processes_wins() {
 async fn claim_with_others(url: &str, rounds: usize) {
     let mut stores = Vec::new();
     for _ in 0..4 {
-        stores.push(RedisStore::connect(url).await.unwrap());
+        stores.push(RedisStore::open(url).await.unwrap());
     }
     let mut stdin = std::io::stdin().lines();
     for round in 0..rounds {
@@ -398,7 +398,7 @@ async fn database_needs_the_select_right() {
 
     let url = user(&server, &format!("{RIGHTS} +info +select")) + "1";
     let logs = Log::capture(Level::DEBUG);
-    does_everything(&RedisStore::connect(&url).await.unwrap()).await;
+    does_everything(&RedisStore::open(&url).await.unwrap()).await;
     assert_eq!(logs.count(Level::WARN, ""), 0);
 }
 
@@ -407,12 +407,12 @@ async fn cluster_of_unknown_size_causes_a_warning() {
     let server = cluster_of_one().await;
     let url = user(&server, &format!("{RIGHTS} +info"));
     let logs = Log::capture(Level::DEBUG);
-    let store = RedisStore::connect(&url).await.unwrap();
+    let store = RedisStore::open(&url).await.unwrap();
     assert_eq!(logs.count(Level::WARN, "cluster"), 1);
     does_everything(&store).await;
 
     user(&server, &format!("{RIGHTS} +info +cluster|info"));
-    RedisStore::connect(&url).await.unwrap();
+    RedisStore::open(&url).await.unwrap();
     assert_eq!(logs.count(Level::WARN, ""), 1);
 }
 
@@ -427,7 +427,7 @@ fn a_runtime_that_stands_still_does_not_delay_another() {
     };
     let (one, other) = (runtime(), runtime());
     let store = one.block_on(async {
-        let store = RedisStore::connect(&server.url()).await.unwrap();
+        let store = RedisStore::open(&server.url()).await.unwrap();
         store.claim(&id("a"), MINUTE, WEEK).await.unwrap();
         store
     });
@@ -442,7 +442,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
     let warnings = async |arguments: &[&str]| {
         let server = RedisServer::start_with(arguments);
         let logs = Log::capture(Level::DEBUG);
-        RedisStore::connect(&server.url()).await.unwrap();
+        RedisStore::open(&server.url()).await.unwrap();
         let warnings = logs.count(Level::WARN, "");
         assert_eq!(logs.count(Level::WARN, "appendonly yes"), warnings);
         warnings
@@ -455,7 +455,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
     let server = RedisServer::start_with(&["--save", ""]);
     let logs = Log::capture(Level::DEBUG);
     let user = user(&server, &format!("{RIGHTS} +info"));
-    RedisStore::connect(&user).await.unwrap();
+    RedisStore::open(&user).await.unwrap();
     assert_eq!(logs.count(Level::WARN, ""), 0);
 }
 
@@ -464,7 +464,7 @@ async fn unknown_eviction_policy_causes_a_warning() {
     let server = RedisServer::start();
     let url = user(&server, RIGHTS);
     let logs = Log::capture(Level::DEBUG);
-    let store = RedisStore::connect(&url).await.unwrap();
+    let store = RedisStore::open(&url).await.unwrap();
     assert_eq!(logs.count(Level::WARN, "maxmemory-policy"), 1);
     does_everything(&store).await;
 
@@ -487,7 +487,7 @@ async fn password_is_required_and_never_shown() {
         assert!(!shown.contains("hunter"), "{shown}");
         assert!(shown.contains(&server.address()), "{shown}");
     }
-    let store = RedisStore::connect(&with(":hunter2@")).await.unwrap();
+    let store = RedisStore::open(&with(":hunter2@")).await.unwrap();
     assert!(!format!("{store:?}").contains("hunter"));
     acquired(&store, &id("a"), MINUTE).await;
 }
@@ -641,7 +641,7 @@ async fn server_that_loads_its_data_is_unavailable() {
     let give_up = Instant::now() + MINUTE;
     let state = loop {
         assert!(Instant::now() < give_up, "it never comes back");
-        if let Err(error) = RedisStore::connect(&url).await {
+        if let Err(error) = RedisStore::open(&url).await {
             let unavailable = error.kind() == OpenErrorKind::Unavailable;
             connections += usize::from(unavailable && is_loading(&error));
         }
@@ -721,7 +721,7 @@ async fn connecting_is_retried_after_a_refused_password() {
         let asked = redis::cmd(words[0]).arg(&words[1..]).exec(&mut connection);
         asked.unwrap();
     };
-    let store = RedisStore::connect(&with("old")).await.unwrap();
+    let store = RedisStore::open(&with("old")).await.unwrap();
 
     ask("old", &["CONFIG", "SET", "requirepass", "new"]);
     ask(
@@ -778,7 +778,7 @@ impl Proxy {
 
     async fn connect(&self) -> RedisStore {
         let url = format!("redis://{}/", self.address);
-        RedisStore::connect(&url).await.unwrap()
+        RedisStore::open(&url).await.unwrap()
     }
 
     fn cut(&self) {

@@ -29,7 +29,7 @@ use support::redis::RedisServer;
 const DAY: u64 = 24 * 60 * 60;
 
 async fn connect(server: &RedisServer) -> RedisStore {
-    RedisStore::connect(&server.url()).await.unwrap()
+    RedisStore::open(&server.url()).await.unwrap()
 }
 
 /// A receiver that does not let duplicates wait, so that a lease may be this short.
@@ -253,7 +253,7 @@ async fn success_is_recorded_when_the_server_is_back() {
 /// Serves for a test in another process, until its input ends. An event whose key contains `slow`
 /// takes more than twice as long as its lease.
 async fn serve(url: &str) {
-    let store = RedisStore::connect(url).await.unwrap();
+    let store = RedisStore::open(url).await.unwrap();
     let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
         let key = key_of(&delivery);
         let slow = key.contains("slow");

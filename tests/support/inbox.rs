@@ -11,7 +11,7 @@ use http_body_util::Full;
 use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::{Accept, EventState, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{Accept, EventState, Filter, Inbox, Page};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::{Delivery, EventRouter, HandlerResult, SignatureLayer};
@@ -19,11 +19,11 @@ use tower_webhook::{Delivery, EventRouter, HandlerResult, SignatureLayer};
 use super::delivery::{RequestExt, delivery, secret};
 use super::{MINUTE, SECOND, lock};
 
-pub fn inbox() -> Inbox<MemoryQueue> {
+pub fn inbox() -> Inbox {
     Inbox::new(MemoryQueue::new())
 }
 
-pub fn webhooks<Q: Queue>(inbox: &Inbox<Q>) -> Signature<Accept<Q>> {
+pub fn webhooks(inbox: &Inbox) -> Signature<Accept> {
     SignatureLayer::new(secret()).layer(inbox.accept())
 }
 
@@ -107,7 +107,7 @@ pub async fn within_a_month(is_so: impl Fn() -> bool) {
     panic!("it never became so");
 }
 
-pub async fn states<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventState> {
+pub async fn states(inbox: &Inbox) -> Vec<EventState> {
     let page = Page::oldest(1000);
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     listed.events.into_iter().map(|event| event.state).collect()

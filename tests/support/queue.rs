@@ -1,143 +1,146 @@
 //! Events of queues and ends of attempts; queues around other queues: one with faults, and what all of them share.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Kinds, Namespace, NewEvent, Settled, Settlement, Take, Work,
+    AcceptEvents, Accepted, BulkStep, ChangeEvents, ClaimEvents, Claims, CountEvents, EventLease,
+    ForgetChats, Forgotten, Kinds, ListEvents, MeasureTables, Namespace, NewBulk, NewEvent,
+    PurgeEvents, SettleEvents, Settled, Settlement, Tables, Take, TakenEvent, forget_all,
 };
-use tower_webhook::inbox::{Failure, Queue, Records};
+use tower_webhook::inbox::{
+    Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState, Failure, Filter,
+    Listed, Page, Queue, Stats, Which,
+};
+use tower_webhook::memory::MemoryQueue;
+#[cfg(feature = "postgres")]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(feature = "sqlite")]
+use tower_webhook::spool::Spooled;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{StoreError, StoreErrorKind};
+use tower_webhook::telemetry::{Count, CountsOf};
 use tower_webhook::{EventKind, RawDelivery};
 
 use super::DAY;
 
-/// Writes the methods of a queue that only pass a call on to the queue that `inner` returns.
-#[macro_export]
-macro_rules! forward {
-    ($($method:ident)*) => {
-        $($crate::forward!(@$method);)*
-    };
-    (@accept) => {
-        async fn accept(&self, event: ::tower_webhook::inbox::internal::NewEvent, take: Option<&::tower_webhook::inbox::internal::Take>) -> Result<::tower_webhook::inbox::internal::Accepted, ::tower_webhook::store::StoreError> {
-            self.inner()?.accept(event, take).await
-        }
-    };
-    (@claim) => {
-        async fn claim(&self, take: &::tower_webhook::inbox::internal::Take, limit: usize, suspects: usize) -> Result<::tower_webhook::inbox::internal::Claims, ::tower_webhook::store::StoreError> {
-            self.inner()?.claim(take, limit, suspects).await
-        }
-    };
-    (@take) => {
-        async fn take(&self, id: ::tower_webhook::inbox::EventId, take: &::tower_webhook::inbox::internal::Take) -> Result<Option<::tower_webhook::inbox::internal::TakenEvent>, ::tower_webhook::store::StoreError> {
-            self.inner()?.take(id, take).await
-        }
-    };
-    (@extend) => {
-        async fn extend(&self, leases: &[::tower_webhook::inbox::internal::EventLease], lease: ::std::time::Duration) -> Result<Vec<Option<bool>>, ::tower_webhook::store::StoreError> {
-            self.inner()?.extend(leases, lease).await
-        }
-    };
-    (@settle) => {
-        async fn settle(&self, lease: &::tower_webhook::inbox::internal::EventLease, settlement: &::tower_webhook::Settlement, next: Option<&::tower_webhook::inbox::internal::Take>) -> Result<::tower_webhook::inbox::internal::Settled, ::tower_webhook::store::StoreError> {
-            self.inner()?.settle(lease, settlement, next).await
-        }
-    };
-    (@find) => {
-        async fn find(&self, key: u128) -> Result<Option<::tower_webhook::inbox::EventId>, ::tower_webhook::store::StoreError> {
-            self.inner()?.find(key).await
-        }
-    };
-    (@purge) => {
-        async fn purge(&self, keep_bodies: ::std::time::Duration) -> Result<bool, ::tower_webhook::store::StoreError> {
-            self.inner()?.purge(keep_bodies).await
-        }
-    };
-    (@size) => {
-        async fn size(&self) -> Result<u64, ::tower_webhook::store::StoreError> {
-            self.inner()?.size().await
+/// Writes the calls of all parts of a queue.
+macro_rules! calls {
+    ($($part:ident: $of:ident { $($call:ident($($given:ident: $type:ty),*) -> $answer:ty;)* })*) => {
+        /// The calls of a queue. One around another queue has those that it changes; the others go to that queue.
+        #[async_trait]
+        pub trait Calls: Send + Sync + 'static {
+            /// The queue to which calls go, unless it cannot be reached.
+            fn inner(&self) -> Result<Queue, StoreError>;
+
+            $($(async fn $call(&self, $($given: $type),*) -> Result<$answer, StoreError> {
+                self.inner()?.$part.$call($($given),*).await
+            })*)*
+
+            async fn redrive(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError> {
+                self.change(ActionKind::Redrive, id, from, by).await
+            }
+
+            async fn discard(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError> {
+                self.change(ActionKind::Discard, id, from, by).await
+            }
+
+            async fn forget_all(&self, chat: &str, by: &By) -> Result<u64, StoreError>
+            where
+                Self: Clone,
+            {
+                forget_all(&Around(self.clone()), chat, by).await
+            }
+
+            async fn size(&self) -> Result<u64, StoreError> {
+                Ok(self.measure().await?.bytes)
+            }
+
+            /// Makes a queue of it that other processes may use, too.
+            fn shared(self) -> Queue
+            where
+                Self: Sized,
+            {
+                Queue::of(Around(self), true)
+            }
         }
 
-        async fn identity(&self) -> Result<i64, ::tower_webhook::store::StoreError> {
-            self.inner()?.identity().await
-        }
-    };
-    (@counts) => {
-        async fn note_counts(&self, counts: &[::tower_webhook::telemetry::Count]) -> Result<::std::time::SystemTime, ::tower_webhook::store::StoreError> {
-            self.inner()?.note_counts(counts).await
-        }
+        struct Around<Q>(Q);
 
-        async fn counts(&self, of: &::tower_webhook::telemetry::CountsOf) -> Result<Vec<::tower_webhook::telemetry::Count>, ::tower_webhook::store::StoreError> {
-            self.inner()?.counts(of).await
-        }
+        $(#[async_trait]
+        impl<Q: Calls> $of for Around<Q> {
+            $(async fn $call(&self, $($given: $type),*) -> Result<$answer, StoreError> {
+                self.0.$call($($given),*).await
+            })*
+        })*
     };
-    (@begin_bulk) => {
-        async fn begin_bulk(&self, bulk: &::tower_webhook::inbox::internal::NewBulk, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
-            self.inner()?.begin_bulk(bulk, by).await
+}
+
+calls! {
+    accept: AcceptEvents {
+        accept(event: NewEvent, take: Option<&Take>) -> Accepted;
+    }
+    claim: ClaimEvents {
+        claim(take: &Take, limit: usize, suspects: usize) -> Claims;
+        take(id: EventId, take: &Take) -> Option<TakenEvent>;
+    }
+    settle: SettleEvents {
+        settle(lease: &EventLease, settlement: &Settlement, next: Option<&Take>) -> Settled;
+        extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>;
+    }
+    change: ChangeEvents {
+        change(kind: ActionKind, id: EventId, from: Option<EventState>, by: &By) -> Change;
+        pause(kind: Option<&EventKind>, note: Option<&str>, by: &By) -> ();
+        begin(bulk: &NewBulk, by: &By) -> i64;
+        step(number: i64, step: &BulkStep) -> bool;
+        cancel(number: i64, by: &By) -> bool;
+    }
+    forget: ForgetChats {
+        forget(chat: &str, events: Option<RangeInclusive<EventId>>, by: &By) -> Forgotten;
+    }
+    list: ListEvents {
+        list(filter: &Filter, page: Page) -> Listed;
+        get(id: EventId) -> Option<EventRecord>;
+        find(key: u128) -> Option<EventId>;
+        blocked_lanes(chat: Option<&str>, after: Option<EventId>, limit: usize) -> Vec<BlockedLane>;
+        actions(which: Which, before: Option<i64>, limit: usize) -> Vec<Action>;
+    }
+    count: CountEvents {
+        stats() -> Stats;
+        counts(of: &CountsOf) -> Vec<Count>;
+        note_counts(counts: &[Count]) -> SystemTime;
+    }
+    purge: PurgeEvents {
+        purge(keep_bodies: Duration) -> bool;
+    }
+    measure: MeasureTables {
+        measure() -> Tables;
+    }
+}
+
+/// The calls of queues themselves, in tests that have no inbox.
+macro_rules! queues {
+    ($($(#[$of:meta])? $queue:ty)*) => {$(
+        $(#[$of])?
+        impl Calls for $queue {
+            fn inner(&self) -> Result<Queue, StoreError> {
+                Ok(self.clone().into())
+            }
         }
-    };
-    (@step_bulk) => {
-        async fn step_bulk(&self, number: i64, step: &::tower_webhook::inbox::internal::BulkStep) -> Result<bool, ::tower_webhook::store::StoreError> {
-            self.inner()?.step_bulk(number, step).await
-        }
-    };
-    (@cancel_bulk) => {
-        async fn cancel_bulk(&self, number: i64, by: &::tower_webhook::inbox::By) -> Result<bool, ::tower_webhook::store::StoreError> {
-            self.inner()?.cancel_bulk(number, by).await
-        }
-    };
-    (@list) => {
-        async fn list(&self, filter: &::tower_webhook::inbox::Filter, page: ::tower_webhook::inbox::Page) -> Result<::tower_webhook::inbox::Listed, ::tower_webhook::store::StoreError> {
-            self.inner()?.list(filter, page).await
-        }
-    };
-    (@blocked_lanes) => {
-        async fn blocked_lanes(&self, chat: Option<&str>, after: Option<::tower_webhook::inbox::EventId>, limit: usize) -> Result<Vec<::tower_webhook::inbox::BlockedLane>, ::tower_webhook::store::StoreError> {
-            self.inner()?.blocked_lanes(chat, after, limit).await
-        }
-    };
-    (@get) => {
-        async fn get(&self, id: ::tower_webhook::inbox::EventId) -> Result<Option<::tower_webhook::inbox::EventRecord>, ::tower_webhook::store::StoreError> {
-            self.inner()?.get(id).await
-        }
-    };
-    (@redrive) => {
-        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.redrive(id, from, by).await
-        }
-    };
-    (@discard) => {
-        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.discard(id, from, by).await
-        }
-    };
-    (@forget) => {
-        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
-            self.inner()?.forget(chat, events, by).await
-        }
-    };
-    (@pause) => {
-        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>, by: &::tower_webhook::inbox::By) -> Result<(), ::tower_webhook::store::StoreError> {
-            self.inner()?.pause(kind, note, by).await
-        }
-    };
-    (@pauses) => {
-        async fn pauses(&self) -> Result<Vec<::tower_webhook::inbox::Pause>, ::tower_webhook::store::StoreError> {
-            self.inner()?.pauses().await
-        }
-    };
-    (@actions) => {
-        async fn actions(&self, which: ::tower_webhook::inbox::Which, before: Option<i64>, limit: usize) -> Result<Vec<::tower_webhook::inbox::Action>, ::tower_webhook::store::StoreError> {
-            self.inner()?.actions(which, before, limit).await
-        }
-    };
-    (@stats) => {
-        async fn stats(&self) -> Result<::tower_webhook::inbox::Stats, ::tower_webhook::store::StoreError> {
-            self.inner()?.stats().await
-        }
-    };
+    )*};
+}
+
+queues! {
+    Queue
+    MemoryQueue
+    #[cfg(feature = "sqlite")] SqliteQueue
+    #[cfg(feature = "sqlite")] Spooled
+    #[cfg(feature = "postgres")] PostgresQueue
 }
 
 /// An event without a key, a chat and a lane.
@@ -163,11 +166,7 @@ pub fn take(lease: Duration) -> Take {
 }
 
 pub fn failure(reason: impl Into<String>) -> Failure {
-    Failure {
-        outcome: "no-luck".to_owned(),
-        reason: reason.into(),
-        took: Some(Duration::from_millis(1500)),
-    }
+    Failure::new("no-luck", reason).took(Duration::from_millis(1500))
 }
 
 /// A failure that counts, and that the lane waits for.
@@ -242,10 +241,18 @@ pub fn dead(hold_lane: bool) -> Settlement {
     }
 }
 
+/// The first page in one of both directions.
+pub fn page(limit: usize, newest_first: bool) -> Page {
+    match newest_first {
+        true => Page::newest(limit),
+        false => Page::oldest(limit),
+    }
+}
+
 /// A queue whose calls fail on request.
 #[derive(Clone)]
-pub struct FaultyQueue<Q> {
-    queue: Q,
+pub struct FaultyQueue {
+    queue: Queue,
     pub faults: Arc<Faults>,
 }
 
@@ -259,40 +266,34 @@ pub struct Faults {
     pub loses_answers: AtomicBool,
 }
 
-impl<Q> FaultyQueue<Q> {
-    pub fn new(queue: Q) -> Self {
+impl FaultyQueue {
+    pub fn new(queue: impl Into<Queue>) -> Self {
         Self {
-            queue,
+            queue: queue.into(),
             faults: Arc::default(),
         }
     }
+}
 
-    /// The queue, unless it is down.
-    fn inner(&self) -> Result<&Q, StoreError> {
-        match self.faults.is_down.load(Ordering::SeqCst) {
-            true => Err(Self::error()),
-            false => Ok(&self.queue),
-        }
-    }
-
-    fn answers(&self) -> Result<(), StoreError> {
-        match self.faults.loses_answers.load(Ordering::SeqCst) {
-            true => Err(Self::error()),
-            false => Ok(()),
-        }
-    }
-
-    fn error() -> StoreError {
-        StoreError::new(StoreErrorKind::Unavailable, "the connection was lost")
+/// Fails, if this says so, as a call does whose connection is lost.
+pub fn unless(fails: &AtomicBool) -> Result<(), StoreError> {
+    let error = || StoreError::new(StoreErrorKind::Unavailable, "the connection was lost");
+    match fails.load(Ordering::SeqCst) {
+        true => Err(error()),
+        false => Ok(()),
     }
 }
 
-impl<Q: Queue> Work for FaultyQueue<Q> {
-    const SHARED: bool = true;
+#[async_trait]
+impl Calls for FaultyQueue {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        unless(&self.faults.is_down)?;
+        Ok(self.queue.clone())
+    }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let accepted = self.inner()?.accept(event, take).await?;
-        self.answers()?;
+        unless(&self.faults.loses_answers)?;
         Ok(accepted)
     }
 
@@ -301,11 +302,8 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         leases: &[EventLease],
         lease: Duration,
     ) -> Result<Vec<Option<bool>>, StoreError> {
-        let queue = self.inner()?;
-        if self.faults.keeps_no_lease.load(Ordering::SeqCst) {
-            return Err(Self::error());
-        }
-        queue.extend(leases, lease).await
+        unless(&self.faults.keeps_no_lease)?;
+        self.inner()?.extend(leases, lease).await
     }
 
     async fn settle(
@@ -315,13 +313,13 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
         let settled = self.inner()?.settle(lease, settlement, next).await?;
-        self.answers()?;
+        unless(&self.faults.loses_answers)?;
         Ok(settled)
     }
-
-    forward!(claim take find purge size counts begin_bulk step_bulk cancel_bulk);
 }
 
-impl<Q: Queue> Records for FaultyQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
+impl From<FaultyQueue> for Queue {
+    fn from(queue: FaultyQueue) -> Self {
+        queue.shared()
+    }
 }

@@ -1,7 +1,6 @@
 //! The changes that operators make.
 
 use std::future::Future;
-use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -90,9 +89,9 @@ async fn make(
     id: EventId,
     from: Option<EventState>,
 ) -> Result<Change, Problem> {
-    let inbox = Arc::clone(inbox(console)?);
+    let inbox = inbox(console)?.clone().by(by.clone());
     in_task(async move {
-        let change = action.apply(&*inbox, id, from, by.clone()).await;
+        let change = action.apply(&inbox, id, from).await;
         let actor = known(by.who());
         match &change {
             Ok(change) => tracing::info!(
@@ -257,12 +256,12 @@ pub(super) async fn change_all(
     let turns = &view.console.turns;
     // Before the change is stored: without a turn it would be listed, and interrupted a minute later.
     let turn = turns.of_change()?;
-    let inbox = Arc::clone(inbox(&view.console)?);
-    let selection = turns.select(&*inbox, &filter, seen).await?;
     let by = by(&view, &headers, &search.reason);
+    let inbox = inbox(&view.console)?.clone().by(by.clone());
+    let counts = &view.console.counts;
+    let selection = turns.select(&inbox, counts, &filter, seen).await?;
     let begun = in_task(async move {
-        let begin = inbox.begin_all(action.kind(), &selection, rate, by.clone());
-        let number = begin.await?;
+        let number = inbox.begin_all(action.kind(), &selection, rate).await?;
         tracing::info!(
             actor = known(by.who()),
             action = action.name(),
@@ -293,7 +292,7 @@ pub(super) async fn go_on(
             number,
             "the console continues a change of all events that match"
         );
-        spawn(Arc::clone(inbox(&view.console)?), number, turn);
+        spawn(inbox(&view.console)?.clone(), number, turn);
     }
     Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
 }
@@ -306,9 +305,9 @@ pub(super) async fn cancel(
     let Path(number) = path?;
     find_bulk(&view.console, number).await?;
     let by = by(&view, &headers, "");
-    let inbox = Arc::clone(inbox(&view.console)?);
+    let inbox = inbox(&view.console)?.clone().by(by.clone());
     in_task(async move {
-        let cancelled = inbox.cancel(number, by.clone()).await;
+        let cancelled = inbox.cancel(number).await;
         let actor = known(by.who());
         match &cancelled {
             Ok(is_cancelled) => tracing::info!(
@@ -384,17 +383,21 @@ async fn set_paused(
 ) -> Answer {
     let Form(form) = form?;
     let kind = form.kind()?;
-    let inbox = Arc::clone(inbox(&view.console)?);
     let by = by(&view, headers, &form.reason);
+    let inbox = inbox(&view.console)?.clone().by(by.clone());
+    let counts = view.console.counts.clone();
     let did = match is_paused {
         true => Did::Paused(kind.clone()),
         false => Did::Resumed(kind.clone()),
     };
     let note = is_paused.then(|| form.note(&by)).transpose()?;
     in_task(async move {
-        let set = inbox
-            .pause(kind.as_ref(), note.as_deref(), by.clone())
-            .await;
+        let set = match &note {
+            Some(note) => inbox.pause(kind.as_ref(), note).await,
+            None => inbox.resume(kind.as_ref()).await,
+        };
+        // The counts say what is paused. Also after an error, since the pause may have been stored before it.
+        counts.forget();
         let actor = known(by.who());
         let kind = kind.as_ref().map(tracing::field::display);
         match &set {

@@ -9,14 +9,15 @@ use http::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 use tower_webhook::inbox::{
-    ActionKind, By, Change, EventId, EventState, Filter, KindStats, Seen, Selection, Stats,
+    ActionKind, Change, EventId, EventState, Filter, Inbox, KindStats, Seen, Selection, Stats,
 };
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
+use super::counts::Counts;
 use super::guard::known;
-use super::operations::Operations;
 use super::problem::Problem;
+use super::reading::read;
 
 /// A change of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,14 +60,13 @@ impl Action {
     /// Changes an event, with `from` only if it is in this state.
     pub(super) async fn apply(
         self,
-        inbox: &dyn Operations,
+        inbox: &Inbox,
         id: EventId,
         from: Option<EventState>,
-        by: By,
     ) -> Result<Change, StoreError> {
         match self {
-            Self::Redrive => inbox.redrive(id, from, by).await,
-            Self::Discard => inbox.discard(id, from, by).await,
+            Self::Redrive => inbox.redrive(id, from).await,
+            Self::Discard => inbox.discard(id, from).await,
         }
     }
 }
@@ -81,22 +81,14 @@ fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
         _ => 0,
     };
     let is_counted = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
-    // By all its fields, so that a new one does not compile until somebody decides what the counts know of it.
-    let Filter {
-        states,
-        kinds,
-        chat: None,
-        key: None,
-        accepted_from: None,
-        accepted_until: None,
-        error: None,
-        body: None,
-        failed_from: None,
-        failed_until: None,
-    } = filter
-    else {
+    let Filter { states, kinds, .. } = filter;
+    // The counts know nothing of its other fields.
+    let counted = Filter::default()
+        .states(states.clone())
+        .kinds(kinds.clone());
+    if *filter != counted {
         return None;
-    };
+    }
     // The counts have no settled events, so their sum would be too small.
     if states.is_empty() || !states.iter().all(is_counted) {
         return None;
@@ -150,15 +142,16 @@ impl Turns {
     /// Selects the events that match. The queue has counted them, perhaps, if they are too many to count now.
     pub(super) async fn select(
         &self,
-        inbox: &dyn Operations,
+        inbox: &Inbox,
+        counts: &Counts,
         filter: &Filter,
         seen: Seen,
     ) -> Result<Selection, StoreError> {
         let _turn = self.previews.acquire().await;
-        let mut selection = inbox.select(filter, seen).await?;
+        let mut selection = read(inbox.select(filter, seen)).await?;
         // After the search, so that the counts are not older than what the preview has seen.
         if selection.is_more
-            && let Ok(Ok((stats, age))) = timeout(COUNTS, inbox.stats()).await
+            && let Ok(Ok((stats, age))) = timeout(COUNTS, counts.of(inbox)).await
             && age < OLDEST
             && let Some(matched) = by_stats(&stats, filter)
         {
@@ -170,7 +163,7 @@ impl Turns {
 }
 
 /// Makes a change that was begun, in a task, since the operator may disconnect.
-pub(super) fn spawn(inbox: Arc<dyn Operations>, number: i64, turn: OwnedSemaphorePermit) {
+pub(super) fn spawn(inbox: Inbox, number: i64, turn: OwnedSemaphorePermit) {
     tokio::spawn(async move {
         let _turn = turn;
         let ended = AssertUnwindSafe(inbox.continue_all(number)).catch_unwind();

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
-use tower_webhook::inbox::Stats;
+use tower_webhook::inbox::{Inbox, Stats};
 use tower_webhook::store::{StoreError, StoreErrorKind};
 
 use super::lock;
+use super::reading::read;
 
 /// How long a page waits for new counts if there are earlier ones.
 const WAIT: Duration = Duration::from_millis(50);
@@ -42,8 +43,14 @@ struct Last {
 }
 
 impl Counts {
+    /// Returns the counts of an inbox, and their age.
+    pub(super) async fn of(&self, inbox: &Inbox) -> Result<(Stats, Duration), StoreError> {
+        let inbox = inbox.clone();
+        read(self.get(async move { inbox.stats().await })).await
+    }
+
     /// Returns new counts, or the last ones if counting takes longer than [`WAIT`], and their age.
-    pub(super) async fn get(
+    async fn get(
         &self,
         count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
     ) -> Result<(Stats, Duration), StoreError> {
@@ -143,6 +150,7 @@ mod tests {
     use std::time::SystemTime;
 
     use tokio::time::{advance, sleep};
+    use tower_webhook::memory::MemoryQueue;
 
     use super::*;
 
@@ -151,11 +159,9 @@ mod tests {
     /// Counts that are recognised by their time, and take some.
     async fn stats(number: u64, took: Duration) -> Result<Stats, StoreError> {
         sleep(took).await;
-        Ok(Stats {
-            kinds: Vec::new(),
-            at: SystemTime::UNIX_EPOCH + Duration::from_secs(number),
-            is_paused: false,
-        })
+        let mut stats = Inbox::new(MemoryQueue::new()).stats().await?;
+        stats.at = SystemTime::UNIX_EPOCH + Duration::from_secs(number);
+        Ok(stats)
     }
 
     async fn get(counts: &Counts, number: u64, took: Duration) -> (u64, Duration) {

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use axum::Extension;
@@ -17,13 +16,13 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
-use tower_webhook::inbox::{EventId, EventRecord, Filter, Page};
+use tower_webhook::inbox::{EventId, EventRecord, Filter, Inbox, Page};
 use tower_webhook::store::StoreError;
 
 use super::guard::actor;
-use super::operations::{Operations, SEARCH};
 use super::page::{View, clamped};
 use super::problem::Problem;
+use super::reading::{SEARCH, read};
 use super::request::{Search, inbox};
 
 /// The number of events that are listed at a time.
@@ -56,11 +55,11 @@ pub(super) async fn export(
         }
     };
     let filter = search.filter(&console)?;
-    let inbox = Arc::clone(inbox(&console)?);
+    let inbox = inbox(&console)?.clone();
     let turn = console.turns.of_export().await;
     // Events that are accepted meanwhile are not in it, so that it ends.
-    let page = Page::newest(1).within(SEARCH);
-    let listed = inbox.list(&Filter::default(), page).await?;
+    let newest = Page::newest(1).within(SEARCH);
+    let listed = read(inbox.list(&Filter::default(), newest)).await?;
     let newest = listed.events.first().map(|event| event.id);
     tracing::info!(
         actor = actor(&console, &headers),
@@ -69,12 +68,11 @@ pub(super) async fn export(
         "the console exports events"
     );
     let hides_payloads = console.hides_payloads;
+    let mut page = Page::oldest(STEP).within(SEARCH);
+    page.newest_first = search.newest_first();
     let export = Export {
         newest: newest.or(listed.searched).unwrap_or(EventId(0)),
-        page: Some(Page {
-            newest_first: search.newest_first(),
-            ..Page::oldest(STEP).within(SEARCH)
-        }),
+        page: Some(page),
         head: matches!(format, Format::Csv).then(|| head(hides_payloads)),
         inbox,
         filter,
@@ -94,7 +92,7 @@ pub(super) async fn export(
 }
 
 struct Export {
-    inbox: Arc<dyn Operations>,
+    inbox: Inbox,
     filter: Filter,
     format: Format,
     hides_payloads: bool,
@@ -121,7 +119,7 @@ impl Export {
             let Some(page) = self.page.take() else {
                 return Ok(None);
             };
-            let listed = self.inbox.list(&self.filter, page).await?;
+            let listed = read(self.inbox.list(&self.filter, page)).await?;
             let after = listed.next(page.limit);
             // From the newest, the list ends by itself. From the oldest, it would follow new events as they arrive.
             let goes_on = after.filter(|after| page.newest_first || *after < self.newest);
@@ -132,7 +130,7 @@ impl Export {
         let some = self.listed.drain(..self.at_once.min(self.listed.len()));
         let (inbox, began) = (&self.inbox, Instant::now());
         // At once, since PostgreSQL answers concurrent look-ups with one statement.
-        let records = try_join_all(some.map(|id| inbox.get(id))).await?;
+        let records = try_join_all(some.map(|id| read(inbox.get(id)))).await?;
         // Deliveries have their turn.
         sleep(began.elapsed() / 2).await;
         let (mut text, mut bytes) = (String::new(), 0);

@@ -19,8 +19,8 @@ use super::problem::Problem;
 use super::request::Did;
 use super::settings::Console;
 
-/// How long a page waits for what is paused.
-const PAUSES: Duration = Duration::from_secs(1);
+/// How long a page waits for the counts, which say what is paused.
+const COUNTS: Duration = Duration::from_secs(1);
 
 /// Refuses requests under other host names, notes where the console is mounted, and makes pages of problems and of what the
 /// layers inside refuse.
@@ -42,7 +42,7 @@ pub(super) async fn guard(
         console,
         base: base.trim_end_matches('/').to_owned(),
         did: original.query().and_then(Did::of_query),
-        pauses: Vec::new(),
+        counted: None,
     };
     // The checks come first, so that a request of another site does not reach the queue.
     if !is_known_host(&view.console, &request) {
@@ -64,8 +64,8 @@ pub(super) async fn guard(
     }
     if let Some(inbox) = view.console.inbox.as_ref().filter(|_| is_page) {
         // A queue that fails is a matter of the page.
-        let pauses = timeout(PAUSES, inbox.pauses()).await;
-        view.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();
+        let counted = timeout(COUNTS, view.console.counts.of(inbox)).await;
+        view.counted = counted.ok().and_then(Result::ok);
     }
     request.extensions_mut().insert(view.clone());
     let answer = next.run(request).await;

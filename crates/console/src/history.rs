@@ -12,6 +12,7 @@ use tower_webhook::telemetry::{Count, CountsOf, Recent, Series, minute_of};
 
 use super::page::{self, View, start};
 use super::problem::Problem;
+use super::reading::read;
 use super::request::{ROWS, text, time};
 use super::settings::Console;
 
@@ -189,7 +190,7 @@ fn now(console: &Console) -> SystemTime {
 /// Those of all processes, or without an inbox of this one.
 async fn counts(console: &Console, of: CountsOf) -> Result<Vec<Count>, StoreError> {
     if let Some(inbox) = &console.inbox {
-        return inbox.counts(of).await;
+        return read(inbox.counts(&of)).await;
     }
     let recent = console.recent.as_ref();
     Ok(recent.map(|recent| recent.counts(&of)).unwrap_or_default())

@@ -1,22 +1,21 @@
 //! What requests name: the inbox, an event, an action, and the filter of a list.
 
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 use serde::Deserialize;
 use tower_webhook::EventKind;
 use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Page, Seen};
+use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Inbox, Page, Seen};
 
 use super::bulk::Action;
-use super::operations::{Operations, SEARCH};
 use super::page::clamped;
 use super::problem::Problem;
+use super::reading::{SEARCH, read};
 use super::settings::Console;
 
 /// The inbox, or the reason why a page has nothing to show.
-pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
+pub(super) fn inbox(console: &Console) -> Result<&Inbox, Problem> {
     let reason = "There is no inbox: each delivery is answered after its event was handled.";
     console
         .inbox
@@ -26,7 +25,7 @@ pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> 
 
 /// Finds a change of all that match.
 pub(super) async fn find_bulk(console: &Console, number: i64) -> Result<Done, Problem> {
-    let found = inbox(console)?.action(number).await?;
+    let found = read(inbox(console)?.action(number)).await?;
     let unknown = "There is no such change of all that match. They are kept for 90 days.";
     found
         .filter(|action| action.bulk.is_some())
@@ -120,12 +119,10 @@ impl Search {
         // With `failed`, the times are those of the last failure, and otherwise those of acceptance.
         let mut filter = match self.state.as_str() {
             "failed" => Filter::failed(from, until),
-            state => Filter {
-                states: states(state)?,
-                accepted_from: from,
-                accepted_until: until,
-                ..Filter::default()
-            },
+            state => {
+                let states = states(state)?;
+                Filter::default().states(states).accepted(from, until)
+            }
         };
         for kind in self.kind.split_whitespace() {
             let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
@@ -143,11 +140,7 @@ impl Search {
 
     /// The part of the filter that is about the time of acceptance.
     pub(super) fn of_time(&self) -> Result<Filter, Problem> {
-        Ok(Filter {
-            accepted_from: self.since()?,
-            accepted_until: time(&self.until)?,
-            ..Filter::default()
-        })
+        Ok(Filter::default().accepted(self.since()?, time(&self.until)?))
     }
 
     /// The later one of the two times from which on events match.
@@ -218,12 +211,10 @@ impl Search {
     }
 
     pub(super) fn page(&self, limit: usize) -> Result<Page, Problem> {
-        Ok(Page {
-            after: text(&self.after).map(|after| id(&after)).transpose()?,
-            limit,
-            newest_first: self.newest_first(),
-            within: Some(SEARCH),
-        })
+        let mut page = Page::oldest(limit).within(SEARCH);
+        page.newest_first = self.newest_first();
+        page.after = text(&self.after).map(|after| id(&after)).transpose()?;
+        Ok(page)
     }
 
     /// The fields of the filter that are not empty.

@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::{try_join, try_join_all, try_join3};
+use futures_util::future::{try_join, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -21,7 +21,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 use tower_webhook::inbox::{
-    EventId, EventState, EventSummary, Failure, Filter, Listed, Page, Which,
+    BlockedLane, EventId, EventState, EventSummary, Filter, Inbox, Listed, Page, Which,
 };
 use tower_webhook::store::StoreError;
 
@@ -29,9 +29,9 @@ use super::actions::{self, Paused};
 use super::export::export;
 use super::guard::guard;
 use super::history::{history, refusals};
-use super::operations::{More, Operations, SEARCH};
-use super::page::{self, Blocked, Failed, View, Wrong};
+use super::page::{self, View, Wrong};
 use super::problem::Problem;
+use super::reading::{More, SEARCH, read};
 use super::request::{ROWS, Search, action, find_bulk, id, inbox, key, text};
 use super::settings::Console;
 
@@ -110,25 +110,27 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
     Problem::new(StatusCode::METHOD_NOT_ALLOWED, reason).page(&view)
 }
 
-async fn overview(Extension(view): Extension<View>) -> Markup {
-    let Some(inbox) = &view.console.inbox else {
+async fn overview(Extension(mut view): Extension<View>) -> Markup {
+    let Some(inbox) = view.console.inbox.clone() else {
         return page::overview(&view, None, &[], &[]);
     };
     // What does not come from the queue is shown all the same.
-    let counted = inbox.stats().await;
-    let running = inbox.actions(Which::Running, None, MANY).await;
-    let kinds = counted.iter().flat_map(|(stats, _)| &stats.kinds);
+    let mut error = None;
+    if view.counted.is_none() {
+        match view.console.counts.of(&inbox).await {
+            Ok(counted) => view.counted = Some(counted),
+            Err(failed) => error = Some(failed),
+        }
+    }
+    let running = read(inbox.actions(Which::Running, None, MANY)).await;
+    let kinds = view.stats().into_iter().flat_map(|stats| &stats.kinds);
     // The counts tell whether any lane is blocked, so the page seldom has to look for lanes.
     let blocked = match kinds.map(|kind| kind.blocking).sum() {
         0_u64 => Vec::new(),
-        _ => worst(&**inbox).await.unwrap_or_default(),
+        _ => worst(&inbox).await.unwrap_or_default(),
     };
-    page::overview(
-        &view,
-        Some(&counted),
-        &blocked,
-        &running.unwrap_or_default(),
-    )
+    let running = running.unwrap_or_default();
+    page::overview(&view, error.as_ref(), &blocked, &running)
 }
 
 /// How many changes of all that match the overview shows.
@@ -137,24 +139,14 @@ const MANY: usize = 100;
 /// The number of blocked lanes on the overview.
 const WORST: usize = 3;
 
-/// Those of the first blocked lanes in which most events wait, and why.
-async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
-    let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+/// Those of the first blocked lanes in which most events wait.
+async fn worst(inbox: &Inbox) -> Result<Vec<BlockedLane>, StoreError> {
+    let mut lanes = read(inbox.blocked_lanes(None, None, LANES)).await?;
     // The section is about chats that wait, so a lane without a waiting event is not in it.
     lanes.retain(|lane| lane.waiting > 0);
     lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
     lanes.truncate(WORST);
-    let blocked = lanes.into_iter().map(async |lane| {
-        let failure = last_failure(inbox, lane.event.id).await?;
-        Ok(Blocked { lane, failure })
-    });
-    try_join_all(blocked).await
-}
-
-async fn last_failure(inbox: &dyn Operations, id: EventId) -> Result<Option<Failure>, StoreError> {
-    let record = inbox.get(id).await?;
-    let failures = record.map(|record| record.failures).unwrap_or_default();
-    Ok(failures.into_iter().next_back().map(|past| past.failure))
+    Ok(lanes)
 }
 
 async fn events(
@@ -182,16 +174,15 @@ pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>)
     let filter = search.filter(&view.console)?;
     // One event more than a page shows tells whether there is a next page.
     let page = search.page(ROWS + 1)?;
-    let inbox = &**inbox(&view.console)?;
-    let listed = inbox.list(&filter, page).await?;
+    let inbox = inbox(&view.console)?;
+    let listed = read(inbox.list(&filter, page)).await?;
     let (events, more) = cut(inbox, &filter, page, listed).await?;
-    let rows = with_failures(inbox, events).await?;
-    Ok(page::events(view, search, &rows, more, wrong))
+    Ok(page::events(view, search, &events, more, wrong))
 }
 
 /// Cuts a list of up to `ROWS + 1` events to a page.
 async fn cut(
-    inbox: &dyn Operations,
+    inbox: &Inbox,
     filter: &Filter,
     page: Page,
     listed: Listed,
@@ -209,18 +200,14 @@ async fn cut(
 
 /// How a search continues after an event, and how much of it is done.
 async fn search_on(
-    inbox: &dyn Operations,
+    inbox: &Inbox,
     filter: &Filter,
     page: Page,
     last: EventId,
 ) -> Result<More, StoreError> {
-    let of_time = Filter {
-        accepted_from: filter.accepted_from,
-        accepted_until: filter.accepted_until,
-        ..Filter::default()
-    };
+    let of_time = Filter::default().accepted(filter.accepted_from, filter.accepted_until);
     let end = async |page: Page| {
-        let listed = inbox.list(&of_time, page.within(SEARCH)).await?;
+        let listed = read(inbox.list(&of_time, page.within(SEARCH))).await?;
         let id = listed.events.first().map_or(last, |event| event.id);
         Ok::<_, StoreError>(id.0)
     };
@@ -238,22 +225,6 @@ async fn search_on(
     ))
 }
 
-/// Reads the last failures of events.
-async fn with_failures(
-    inbox: &dyn Operations,
-    events: Vec<EventSummary>,
-) -> Result<Vec<Failed>, StoreError> {
-    let rows = events.into_iter().map(async |event| {
-        let failure = match (event.failures, event.state) {
-            // A failure may not have counted.
-            (0, state) if state != EventState::Retrying => None,
-            _ => last_failure(inbox, event.id).await?,
-        };
-        Ok(Failed { event, failure })
-    });
-    try_join_all(rows).await
-}
-
 /// The number of events of a lane that are counted.
 pub(super) const LANE: usize = 100;
 
@@ -264,7 +235,7 @@ async fn event(
     let Path(number) = path?;
     let id = id(&number)?;
     let inbox = inbox(&view.console)?;
-    let record = inbox.get(id).await?;
+    let record = read(inbox.get(id)).await?;
     let gone = || {
         Problem::not_found(format!(
             "There is no event {id}. Perhaps its retention has expired."
@@ -276,19 +247,19 @@ async fn event(
     if let Some(chat) = &event.chat {
         // A dead letter may hold its lane.
         if event.state.is_unsettled() || event.state == EventState::Dead {
-            let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
+            let blocked = read(inbox.blocked_lanes(Some(chat), None, 1)).await?;
             // One that does not hold the lane waits for nothing.
             let mut blocked = blocked.into_iter();
             lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
         }
         let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
         if event.state.is_unsettled() || holds {
-            let listed = unsettled_of(&**inbox, chat).await?;
+            let listed = unsettled_of(inbox, chat).await?;
             lane.is_cut = listed.next(LANE).is_some();
             lane.unsettled = listed.events;
         }
     }
-    let done = inbox.actions(Which::Of(id), None, DONE).await?;
+    let done = read(inbox.actions(Which::Of(id), None, DONE)).await?;
     Ok(page::event(&view, &record, &lane, &done))
 }
 
@@ -296,15 +267,12 @@ async fn event(
 const DONE: usize = 20;
 
 /// The first unsettled events of a chat, in the order of their lane.
-async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, StoreError> {
+async fn unsettled_of(inbox: &Inbox, chat: &str) -> Result<Listed, StoreError> {
     let all = EventState::ALL.into_iter();
-    let filter = Filter {
-        states: all.filter(|state| state.is_unsettled()).collect(),
-        chat: Some(chat.to_owned()),
-        ..Filter::default()
-    };
+    let unsettled = all.filter(|state| state.is_unsettled());
+    let filter = Filter::default().states(unsettled).chat(chat);
     let page = Page::oldest(LANE).within(SEARCH);
-    inbox.list(&filter, page).await
+    read(inbox.list(&filter, page)).await
 }
 
 async fn chat(
@@ -312,29 +280,24 @@ async fn chat(
     search: Result<Query<Search>, QueryRejection>,
 ) -> Answer {
     let Query(search) = search?;
-    let chat = search.id.clone();
-    let filter = Filter {
-        chat: Some(chat.clone()),
-        ..Filter::default()
-    };
-    let page = Page {
-        newest_first: false,
-        ..search.page(ROWS)?
-    };
-    let listed = inbox(&view.console)?.list(&filter, page).await?;
+    let chat = &search.id;
+    let filter = Filter::default().chat(chat);
+    let mut page = search.page(ROWS)?;
+    page.newest_first = false;
+    let inbox = inbox(&view.console)?;
+    let listed = read(inbox.list(&filter, page)).await?;
     let more = match (listed.next(ROWS), listed.searched) {
         (Some(last), None) => More::Page(last),
-        (_, Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
+        (_, Some(last)) => search_on(inbox, &filter, page, last).await?,
         (None, None) => More::Nothing,
     };
-    let events = with_failures(&**inbox(&view.console)?, listed.events).await?;
     // A later page can be empty although the chat has events.
-    if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
+    if matches!(more, More::Nothing) && listed.events.is_empty() && page.after.is_none() {
         return Err(Problem::not_found(format!(
             "There is no event of the chat `{chat}`."
         )));
     }
-    Ok(page::chat(&view, &chat, &events, more))
+    Ok(page::chat(&view, chat, &listed.events, more))
 }
 
 /// Shows the event with a number, and those of a key and a chat.
@@ -345,38 +308,30 @@ async fn find(
     let Query(search) = search?;
     let nothing = || Problem::bad("Which chat, key or number of an event?");
     let wanted = text(&search.id).ok_or_else(nothing)?;
-    let inbox = &**inbox(&view.console)?;
+    let inbox = inbox(&view.console)?;
     let number = async {
         match wanted.parse() {
-            Ok(id) => inbox.get(id).await,
+            Ok(id) => read(inbox.get(id)).await,
             Err(_) => Ok(None),
         }
     };
-    let of_key = key(&wanted).map(|key| Filter {
-        key: Some(key),
-        ..Filter::default()
-    });
-    let of_chat = Filter {
-        chat: Some(wanted.clone()),
-        ..Filter::default()
-    };
+    let of_key = key(&wanted).map(|key| Filter::default().key(key));
+    let of_chat = Filter::default().chat(&wanted);
     let (number, of_key, of_chat) =
         // The same text can be a number, a key and a chat, so nobody has to say which.
         try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
-    let number = number.map(|record| record.summary).into_iter().collect();
-    let number = with_failures(inbox, number).await?;
-    Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
+    let number = number.map(|record| record.summary);
+    let number = number.as_slice();
+    Ok(page::found(&view, &wanted, number, &of_key, &of_chat))
 }
 
 /// The newest events that match.
-async fn newest(inbox: &dyn Operations, filter: Option<Filter>) -> Result<Vec<Failed>, StoreError> {
-    match filter {
-        Some(filter) => {
-            let listed = inbox.list(&filter, Page::newest(ROWS)).await?;
-            with_failures(inbox, listed.events).await
-        }
-        None => Ok(Vec::new()),
-    }
+async fn newest(inbox: &Inbox, filter: Option<Filter>) -> Result<Vec<EventSummary>, StoreError> {
+    let Some(filter) = filter else {
+        return Ok(Vec::new());
+    };
+    let listed = read(inbox.list(&filter, Page::newest(ROWS))).await?;
+    Ok(listed.events)
 }
 
 /// The number of blocked lanes that are shown.
@@ -389,7 +344,7 @@ async fn lanes(
     let Query(search) = search?;
     let after = text(&search.after).map(|after| id(&after)).transpose()?;
     let inbox = inbox(&view.console)?;
-    let mut lanes = inbox.blocked_lanes(None, after, LANES + 1).await?;
+    let mut lanes = read(inbox.blocked_lanes(None, after, LANES + 1)).await?;
     let is_more = lanes.len() > LANES;
     lanes.truncate(LANES);
     Ok(page::lanes(&view, &lanes, is_more))
@@ -400,10 +355,10 @@ async fn gaps(
     search: Result<Query<Search>, QueryRejection>,
 ) -> Answer {
     let Query(search) = search?;
-    let inbox = &**inbox(&view.console)?;
+    let inbox = inbox(&view.console)?;
     let filter = search.of_time()?;
     let page = search.page(ROWS + 1)?;
-    let listed = inbox.gaps(&filter, page).await?;
+    let listed = read(inbox.gaps(&filter, page)).await?;
     let (events, more) = cut(inbox, &filter, page, listed).await?;
     Ok(page::gaps(&view, &search, &events, more))
 }
@@ -421,9 +376,8 @@ async fn done(
     };
     let before = text(&search.before).map(|before| before.parse().map_err(wrong));
     let inbox = inbox(&view.console)?;
-    let mut actions = inbox
-        .actions(Which::All, before.transpose()?, ROWS + 1)
-        .await?;
+    let actions = inbox.actions(Which::All, before.transpose()?, ROWS + 1);
+    let mut actions = read(actions).await?;
     let is_more = actions.len() > ROWS;
     actions.truncate(ROWS);
     Ok(page::actions(&view, &actions, is_more))
@@ -446,16 +400,17 @@ async fn confirm(
 ) -> Answer {
     let Query(search) = search?;
     let action = action(&search.action)?;
-    let inbox = &**inbox(&view.console)?;
+    let inbox = inbox(&view.console)?;
     let filter = search.filter_for_change(&view.console)?;
+    let (turns, counts) = (&view.console.turns, &view.console.counts);
     // Before it counts, so that it has seen what is changed.
-    let selection = match inbox.seen().await? {
-        Some(seen) => Some(view.console.turns.select(inbox, &filter, seen).await?),
+    let selection = match read(inbox.seen()).await? {
+        Some(seen) => Some(turns.select(inbox, counts, &filter, seen).await?),
         None => None,
     };
     // A change begins with the oldest event, so these are the first that it changes.
     let page = Page::oldest(SAMPLE).within(SEARCH);
-    let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
+    let sample = read(inbox.list(&filter, page)).await?.events;
     Ok(page::confirm(
         &view,
         action,
@@ -476,12 +431,11 @@ async fn bulk(Extension(view): Extension<View>, path: Result<Path<i64>, PathReje
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-    use std::future::pending;
     use std::io;
     use std::sync::Mutex;
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
 
+    use async_trait::async_trait;
     use axum::body::Body;
     use http::{Request, StatusCode};
     use http_body_util::BodyExt;
@@ -490,152 +444,103 @@ mod tests {
     use tower::ServiceExt;
     use tracing::subscriber::DefaultGuard;
 
-    use super::super::operations::{Answer, Counted};
     use super::*;
     use tower_webhook::EventKind;
-    use tower_webhook::inbox::{
-        Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState,
-        EventSummary, Filter, Inbox, Listed, Page, Pause, Seen, Selection, Stats,
-    };
+    use tower_webhook::inbox::internal::{BulkStep, ChangeEvents, ListEvents, NewBulk};
+    use tower_webhook::inbox::{Action, ActionKind, By, Change, EventRecord, Queue};
     use tower_webhook::memory::MemoryQueue;
-    use tower_webhook::telemetry::{Count, CountsOf};
 
-    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit, and so
-    /// does a discard of all that match; a redrive panics.
+    /// A search for the newest events stops early, and records panic. A pause waits for a permit, and so does a step of a
+    /// discard of all that match; one of a redrive panics.
     struct Faulty {
         permits: Arc<Semaphore>,
-        changes: Counted<MemoryQueue>,
+        queue: Queue,
     }
 
-    impl Operations for Faulty {
-        fn list<'a>(&'a self, _: &'a Filter, page: Page) -> Answer<'a, Listed> {
-            let event = EventSummary {
-                id: EventId(1),
-                kind: EventKind::CHAT_RATED,
-                key: None,
-                chat: None,
-                state: EventState::Dead,
-                is_redriven: false,
-                accepted_at: SystemTime::UNIX_EPOCH,
-                due_at: None,
-                settled_at: None,
-                failures: 0,
-            };
-            let listed = Listed {
-                events: vec![event],
-                searched: page.newest_first.then_some(EventId(7)),
-            };
-            Box::pin(async { Ok(listed) })
+    #[async_trait]
+    impl ListEvents for Faulty {
+        async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+            let mut listed = self.queue.list.list(filter, page).await?;
+            listed.searched = page.newest_first.then_some(EventId(7));
+            Ok(listed)
         }
 
-        fn gaps<'a>(&'a self, _: &'a Filter, _: Page) -> Answer<'a, Listed> {
-            Box::pin(pending())
-        }
-
-        fn blocked_lanes<'a>(
-            &'a self,
-            _: Option<&'a str>,
-            _: Option<EventId>,
-            _: usize,
-        ) -> Answer<'a, Vec<BlockedLane>> {
-            Box::pin(pending())
-        }
-
-        fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
+        async fn get(&self, _: EventId) -> Result<Option<EventRecord>, StoreError> {
             panic!("the record is faulty")
         }
 
-        fn redrive(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
-            Box::pin(async { panic!("the queue is faulty") })
+        async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+            self.queue.list.find(key).await
         }
 
-        fn discard(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
-            Box::pin(pending())
+        async fn blocked_lanes(
+            &self,
+            chat: Option<&str>,
+            after: Option<EventId>,
+            limit: usize,
+        ) -> Result<Vec<BlockedLane>, StoreError> {
+            self.queue.list.blocked_lanes(chat, after, limit).await
         }
 
-        fn pauses(&self) -> Answer<'_, Vec<Pause>> {
-            Box::pin(async { Ok(Vec::new()) })
-        }
-
-        fn actions(
+        async fn actions(
             &self,
             which: Which,
             before: Option<i64>,
             limit: usize,
-        ) -> Answer<'_, Vec<Action>> {
-            self.changes.actions(which, before, limit)
+        ) -> Result<Vec<Action>, StoreError> {
+            self.queue.list.actions(which, before, limit).await
         }
+    }
 
-        fn action(&self, number: i64) -> Answer<'_, Option<Action>> {
-            self.changes.action(number)
-        }
-
-        fn seen(&self) -> Answer<'_, Option<Seen>> {
-            Box::pin(pending())
-        }
-
-        fn select<'a>(&'a self, filter: &'a Filter, seen: Seen) -> Answer<'a, Selection> {
-            self.changes.select(filter, seen)
-        }
-
-        fn begin_all<'a>(
-            &'a self,
+    #[async_trait]
+    impl ChangeEvents for Faulty {
+        async fn change(
+            &self,
             kind: ActionKind,
-            selection: &'a Selection,
-            rate: u32,
-            by: By,
-        ) -> Answer<'a, i64> {
-            self.changes.begin_all(kind, selection, rate, by)
+            id: EventId,
+            from: Option<EventState>,
+            by: &By,
+        ) -> Result<Change, StoreError> {
+            self.queue.change.change(kind, id, from, by).await
         }
 
-        fn continue_all(&self, number: i64) -> Answer<'_, Action> {
-            Box::pin(async move {
-                let action = self.changes.action(number).await?.unwrap();
-                assert_eq!(action.kind, ActionKind::Discard, "the queue is faulty");
-                let _permit = self.permits.acquire().await;
-                Ok(action)
-            })
+        async fn pause(
+            &self,
+            kind: Option<&EventKind>,
+            note: Option<&str>,
+            by: &By,
+        ) -> Result<(), StoreError> {
+            let _permit = self.permits.acquire().await;
+            self.queue.change.pause(kind, note, by).await
         }
 
-        fn cancel(&self, number: i64, by: By) -> Answer<'_, bool> {
-            self.changes.cancel(number, by)
+        async fn begin(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {
+            self.queue.change.begin(bulk, by).await
         }
 
-        fn pause<'a>(
-            &'a self,
-            _: Option<&'a EventKind>,
-            _: Option<&'a str>,
-            _: By,
-        ) -> Answer<'a, ()> {
-            Box::pin(async {
-                let _permit = self.permits.acquire().await;
-                Ok(())
-            })
+        async fn step(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+            assert!(!step.redrives, "the queue is faulty");
+            let _permit = self.permits.acquire().await;
+            self.queue.change.step(number, step).await
         }
 
-        fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
-            BTreeMap::new()
-        }
-
-        fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
-            self.changes.counts(of)
-        }
-
-        fn stats(&self) -> Answer<'_, (Stats, Duration)> {
-            Box::pin(pending())
+        async fn cancel(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+            self.queue.change.cancel(number, by).await
         }
     }
 
     fn console(permits: &Arc<Semaphore>) -> Router {
-        let permits = Arc::clone(permits);
-        let console = Console {
-            inbox: Some(Arc::new(Faulty {
-                permits,
-                changes: Counted::new(Inbox::new(MemoryQueue::new())),
-            })),
-            ..Console::new()
+        let queue = Queue::from(MemoryQueue::new());
+        let faulty = Arc::new(Faulty {
+            permits: Arc::clone(permits),
+            queue: queue.clone(),
+        });
+        let queue = Queue {
+            list: faulty.clone(),
+            change: faulty,
+            ..queue
         };
-        console.router()
+        Console::new().inbox(Inbox::new(queue)).router()
     }
 
     fn post(path: &str) -> Request<Body> {

@@ -1,20 +1,15 @@
 //! What a console shows, and which changes it lets operators make.
 
 use std::fmt;
-use std::sync::Arc;
 
 use http::HeaderName;
-use tower_webhook::inbox::{Inbox, Queue};
+use tower_webhook::inbox::Inbox;
 #[cfg(feature = "sqlite")]
-use tower_webhook::spool::{Spooled, Status};
+use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 
 use super::bulk::Turns;
-use super::operations::{Counted, Operations};
-
-/// Returns what is in the file of a spool.
-#[cfg(feature = "sqlite")]
-type Spool = Box<dyn Fn() -> Status + Send + Sync>;
+use super::counts::Counts;
 
 /// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
 ///
@@ -22,12 +17,13 @@ type Spool = Box<dyn Fn() -> Status + Send + Sync>;
 #[derive(Default)]
 #[must_use]
 pub struct Console {
-    pub(super) inbox: Option<Arc<dyn Operations>>,
+    pub(super) inbox: Option<Inbox>,
+    pub(super) counts: Counts,
     pub(super) budget: Option<FailureBudget>,
     pub(super) silence: Option<Silence>,
     pub(super) recent: Option<Recent>,
     #[cfg(feature = "sqlite")]
-    pub(super) spool: Option<Spool>,
+    pub(super) spool: Option<Spooled>,
     pub(super) is_read_only: bool,
     pub(super) hides_payloads: bool,
     pub(super) actor: Option<HeaderName>,
@@ -42,8 +38,8 @@ impl Console {
     }
 
     /// Shows the events of an inbox, and lets operators redrive, discard, pause and resume them.
-    pub fn inbox<Q: Queue>(mut self, inbox: Inbox<Q>) -> Self {
-        self.inbox = Some(Arc::new(Counted::new(inbox)));
+    pub fn inbox(mut self, inbox: Inbox) -> Self {
+        self.inbox = Some(inbox);
         self
     }
 
@@ -67,8 +63,8 @@ impl Console {
 
     /// Shows what is in the file of a spool.
     #[cfg(feature = "sqlite")]
-    pub fn spool<Q: Queue + Clone>(mut self, spool: Spooled<Q>) -> Self {
-        self.spool = Some(Box::new(move || spool.status()));
+    pub fn spool(mut self, spool: Spooled) -> Self {
+        self.spool = Some(spool);
         self
     }
 

@@ -11,11 +11,12 @@ use axum::http::HeaderName;
 use axum::routing::get;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use sqlx::postgres::PgConnectOptions;
-#[cfg(feature = "sqlite")]
-use tower_webhook::inbox::Records;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use tower_webhook::Receiver;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
+use tower_webhook::signature::Signature;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spool;
 #[cfg(feature = "sqlite")]
@@ -117,7 +118,7 @@ async fn inline(
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
             let store = crate::store::sqlite(path)?;
-            warn_of_inbox(&SqliteQueue::with_store(&store)).await?;
+            warn_of_inbox(SqliteQueue::with_store(&store).into()).await?;
             with_store(setup, built, routes, &store)
         }
         #[cfg(feature = "redis")]
@@ -133,8 +134,8 @@ async fn inline(
 
 /// Nobody else would notice events that an inbox in the same file has accepted.
 #[cfg(feature = "sqlite")]
-async fn warn_of_inbox(queue: &SqliteQueue) -> anyhow::Result<()> {
-    let unsettled = queue.stats().await?.unsettled();
+async fn warn_of_inbox(inbox: Inbox) -> anyhow::Result<()> {
+    let unsettled = inbox.stats().await?.unsettled();
     if unsettled > 0 {
         tracing::warn!(
             unsettled,
@@ -167,7 +168,7 @@ where
             .observer((observer, recent.clone()))
             .in_flight_wait(in_flight_wait(setup.args))
             .start(router(&events(setup, &route)))?;
-        let (app, reload) = mount(built.app, &route.path, service);
+        let (app, reload) = mount(built.app, &route.path, service, Signature::with_sender);
         built.app = app;
         built.handling.inline.push(recorded(setup, running));
         built.routes.push((route, reload));
@@ -267,11 +268,11 @@ fn kept_headers(args: &Options) -> impl Iterator<Item = HeaderName> {
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-fn with_queue<Q: Queue>(
+fn with_queue(
     setup: &Setup<'_>,
     mut built: Built,
     routes: Vec<Route>,
-    queue: Q,
+    queue: impl Into<Queue>,
 ) -> anyhow::Result<Built> {
     let args = setup.args;
     let inbox = Inbox::new(queue).keep_headers(kept_headers(args));
@@ -301,7 +302,7 @@ fn with_queue<Q: Queue>(
                     .on_failure(on_failure)
             })
             .start(router(&events(setup, &route)))?;
-        let (app, reload) = mount(built.app, &route.path, service);
+        let (app, reload) = mount(built.app, &route.path, service, Receiver::with_sender);
         built.app = app;
         built.handling.inboxes.push(recorded(setup, running));
         built.routes.push((route, reload));

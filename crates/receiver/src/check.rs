@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use tower_webhook::EventRouter;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-use tower_webhook::inbox::Queue;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::MokaStore;
 
 use crate::app::{in_flight_wait, webhooks};
@@ -97,7 +97,7 @@ async fn open(place: Place, is_inbox: bool) -> anyhow::Result<Option<u64>> {
         }
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) if is_inbox => {
-            Some(unsettled(&crate::store::sqlite_queue(path)?).await?)
+            Some(unsettled(crate::store::sqlite_queue(path)?.into()).await?)
         }
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => crate::store::sqlite(path).map(|_| None)?,
@@ -105,7 +105,7 @@ async fn open(place: Place, is_inbox: bool) -> anyhow::Result<Option<u64>> {
         Place::Redis(server) => crate::store::redis(server).await.map(|_| None)?,
         #[cfg(feature = "postgres")]
         Place::Postgres(server) if is_inbox => {
-            Some(unsettled(&crate::store::postgres_queue(server).await?).await?)
+            Some(unsettled(crate::store::postgres_queue(server).await?.into()).await?)
         }
         #[cfg(feature = "postgres")]
         Place::Postgres(server) => crate::store::postgres(server).await.map(|_| None)?,
@@ -113,8 +113,8 @@ async fn open(place: Place, is_inbox: bool) -> anyhow::Result<Option<u64>> {
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-async fn unsettled(queue: &impl Queue) -> anyhow::Result<u64> {
-    Ok(queue.stats().await?.unsettled())
+async fn unsettled(inbox: Inbox) -> anyhow::Result<u64> {
+    Ok(inbox.stats().await?.unsettled())
 }
 
 fn say(what: &str, text: impl fmt::Display) -> io::Result<()> {

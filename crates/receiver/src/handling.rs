@@ -8,7 +8,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use tower_webhook::Running;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
-use tower_webhook::{postgres::PostgresQueue, spool::Spooled};
+use tower_webhook::spool::Spooled;
 
 /// The events that are being handled, of each route.
 #[derive(Default)]
@@ -17,7 +17,7 @@ pub(crate) struct Handling {
     pub(crate) inboxes: Vec<Arc<Running>>,
     /// At most one.
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    pub(crate) spools: Vec<Spooled<PostgresQueue>>,
+    pub(crate) spools: Vec<Spooled>,
 }
 
 impl Handling {

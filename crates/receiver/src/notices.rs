@@ -9,8 +9,6 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
-use tower_webhook::postgres::PostgresQueue;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{End, FailureBudget, Observation, Observer, Silence, Spent};
 
@@ -30,7 +28,7 @@ pub(crate) struct Notices {
     has_dead: Notify,
     tripped: Mutex<BTreeSet<EventKind>>,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    spool: std::sync::OnceLock<Spooled<PostgresQueue>>,
+    spool: std::sync::OnceLock<Spooled>,
 }
 
 /// As in the alerts for Prometheus.
@@ -73,7 +71,7 @@ impl Notices {
     }
 
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+    pub(crate) fn watch_spool(&self, spool: Spooled) {
         // There is at most one.
         let _ = self.spool.set(spool);
     }

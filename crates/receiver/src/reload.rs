@@ -11,7 +11,6 @@ use axum::extract::Request;
 use axum::http::Response;
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{BoxError, Service, ServiceExt, service_fn};
-use tower_webhook::signature::Signature;
 use tower_webhook::{ConfigError, Secrets, Sender};
 
 use crate::route::Route;
@@ -21,11 +20,18 @@ use crate::text::chain;
 pub(crate) type Reload = Box<dyn Fn(Sender, Secrets) -> Result<(), ConfigError> + Send + Sync>;
 
 /// Serves a route with a service that can be replaced.
-pub(crate) fn mount<S, B>(app: Router, path: &str, service: Signature<S>) -> (Router, Reload)
+pub(crate) fn mount<S, B>(
+    app: Router,
+    path: &str,
+    service: S,
+    with_sender: fn(&S, Sender, Secrets) -> Result<S, ConfigError>,
+) -> (Router, Reload)
 where
-    S: Clone + Send + Sync + 'static,
-    Signature<S>:
-        Service<Request, Response = Response<B>, Error = Infallible, Future: Send + 'static>,
+    S: Service<Request, Response = Response<B>, Error = Infallible, Future: Send + 'static>
+        + Clone
+        + Send
+        + Sync
+        + 'static,
     B: HttpBody<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
     let current = Arc::new(RwLock::new(service));
@@ -36,7 +42,7 @@ where
     });
     let reload = move |sender, secrets| {
         let mut current = current.write().unwrap_or_else(PoisonError::into_inner);
-        *current = current.with_sender(sender, secrets)?;
+        *current = with_sender(&current, sender, secrets)?;
         Ok(())
     };
     (app.route_service(path, service), Box::new(reload))

@@ -197,7 +197,7 @@ pub(crate) fn sqlite(path: PathBuf) -> anyhow::Result<SqliteStore> {
 
 #[cfg(feature = "redis")]
 pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
-    Ok(RedisStore::connect(&url).await?)
+    Ok(RedisStore::open(&url).await?)
 }
 
 #[cfg(feature = "sqlite")]
@@ -207,20 +207,14 @@ pub(crate) fn sqlite_queue(path: PathBuf) -> anyhow::Result<SqliteQueue> {
 
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
-    open_postgres(options, PostgresStore::new, async |store| {
-        store.migrate().await
-    })
-    .await
+    open_postgres(options, PostgresStore::open).await
 }
 
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres_queue(
     options: Box<PgConnectOptions>,
 ) -> anyhow::Result<PostgresQueue> {
-    open_postgres(options, PostgresQueue::new, async |queue| {
-        queue.migrate().await
-    })
-    .await
+    open_postgres(options, PostgresQueue::open).await
 }
 
 /// The queue, even if its server is away: then its tables are looked at as soon as it is back.
@@ -291,8 +285,7 @@ fn pool(options: PgConnectOptions) -> PgPool {
 #[cfg(feature = "postgres")]
 async fn open_postgres<T>(
     options: Box<PgConnectOptions>,
-    new: impl FnOnce(PgPool) -> T,
-    migrate: impl AsyncFnOnce(&T) -> Result<(), OpenError>,
+    open: impl AsyncFnOnce(PgPool) -> Result<T, OpenError>,
 ) -> anyhow::Result<T> {
     const CONNECTING: Duration = Duration::from_secs(10);
     /// Longer than an upgrade of the schema waits for the transactions of other receivers.
@@ -309,16 +302,13 @@ async fn open_postgres<T>(
     }
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
-    let open = async {
+    let opened = async {
         // Without the pool first: it retries, and then does not report the reason.
         let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
         within(CONNECTING, connect).await?;
-        let opened = new(pool(*options));
-        within(MIGRATING, async { Ok(migrate(&opened).await?) }).await?;
-        anyhow::Ok(opened)
+        within(MIGRATING, async { Ok(open(pool(*options)).await?) }).await
     };
-    let opened = open.await;
-    opened.map_err(|error| {
+    opened.await.map_err(|error| {
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
             rebuilt(

@@ -5,8 +5,6 @@ use std::time::Duration;
 
 use tower_webhook::event::EventKind;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
-use tower_webhook::postgres::PostgresQueue;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
 use tower_webhook::{Sender, SenderPolicy};
@@ -44,10 +42,9 @@ impl Telemetry {
         let limits = routes
             .iter()
             .filter_map(|route| route.sender.policy().disable_after);
-        let budget = FailureBudget::new(SenderPolicy {
-            disable_after: limits.min(),
-            ..SenderPolicy::default()
-        });
+        let mut policy = SenderPolicy::default();
+        policy.disable_after = limits.min();
+        let budget = FailureBudget::new(policy);
         let notices = Notices::start(args, &budget, &silence);
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
         let spools = Arc::clone(&notices);
@@ -93,7 +90,7 @@ impl Telemetry {
 
     /// Tells of a spool that is nearly full, or not emptied.
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+    pub(crate) fn watch_spool(&self, spool: Spooled) {
         self.notices.watch_spool(spool);
     }
 

@@ -102,20 +102,12 @@ impl SimulatedChat {
 
     /// Sends a text from the customer: a [`MessageCreated`](tower_webhook::event::MessageCreated) event.
     pub fn message(&self, text: impl Into<String>) -> EventId {
-        self.send(Message {
-            text: Some(text.into()),
-            is_user: Some(true),
-            ..Message::default()
-        })
+        self.send(Message::default().text(text.into()).is_user(true))
     }
 
     /// Sends a text from the expert: a [`MessageCreated`](tower_webhook::event::MessageCreated) event.
     pub fn reply(&self, text: impl Into<String>) -> EventId {
-        self.send(Message {
-            text: Some(text.into()),
-            is_user: Some(false),
-            ..Message::default()
-        })
+        self.send(Message::default().text(text.into()).is_user(false))
     }
 
     /// Sends a message, for instance with an attachment: a
@@ -132,13 +124,8 @@ impl SimulatedChat {
     /// # });
     /// # let sandbox = Sandbox::in_process(receiver);
     /// # sandbox.configure_all(&Webhook::new("/webhooks"));
-    /// let event = sandbox.chat().send(Message {
-    ///     attachment: Some(Attachment {
-    ///         filename: Some("receipt.pdf".into()),
-    ///         ..Attachment::default()
-    ///     }),
-    ///     ..Message::default()
-    /// });
+    /// let receipt = Attachment::default().filename("receipt.pdf".to_owned());
+    /// let event = sandbox.chat().send(Message::default().attachment(receipt));
     /// let message: Message = serde_json::from_slice(&sandbox.event(event).unwrap().body).unwrap();
     /// assert!(message.id.is_some());
     /// # }
@@ -209,11 +196,8 @@ impl Sandbox {
     /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
     /// # });
     /// let sandbox = Sandbox::in_process(receiver);
-    /// let chat = sandbox.chat_about(ChatLifecycle {
-    ///     id: Some("c-1".into()),
-    ///     question: Some("Where is my parcel?".into()),
-    ///     ..ChatLifecycle::default()
-    /// });
+    /// let question = "Where is my parcel?".to_owned();
+    /// let chat = sandbox.chat_about(ChatLifecycle::default().id("c-1".to_owned()).question(question));
     /// assert_eq!(chat.id(), "c-1");
     /// # }
     /// ```

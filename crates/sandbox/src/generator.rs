@@ -81,16 +81,13 @@ fn go_on(rng: &mut Rng, chat: &SimulatedChat) -> (EventId, bool) {
         0 => (chat.transfer(), true),
         1 | 2 => (chat.close(), true),
         3 => {
-            let receipt = Attachment {
-                url: Some("https://files.example.com/receipt.pdf".to_owned()),
-                filename: Some("receipt.pdf".to_owned()),
-                mimetype: Some("application/pdf".to_owned()),
-            };
-            let message = Message {
-                text: Some("Here is the receipt 🧾".to_owned()),
-                attachment: Some(receipt),
-                ..Message::default()
-            };
+            let receipt = Attachment::default()
+                .url("https://files.example.com/receipt.pdf".to_owned())
+                .filename("receipt.pdf".to_owned())
+                .mimetype("application/pdf".to_owned());
+            let message = Message::default()
+                .text("Here is the receipt 🧾".to_owned())
+                .attachment(receipt);
             (chat.send(message), false)
         }
         4 | 5 => (chat.message("And when will that be?"), false),

@@ -1,5 +1,7 @@
 //! Invents chats.
 
+use std::collections::BTreeMap;
+
 use fastrand::Rng;
 use tower_webhook::event::{Category, ChatLifecycle, Expert, Timestamp, User};
 
@@ -33,33 +35,32 @@ pub(super) fn invent(rng: &mut Rng, number: usize, created_at: Timestamp) -> Cha
     let question = pick(rng, &QUESTIONS);
     let (expert, expert_name) = pick(rng, &EXPERTS);
     let maybe = |rng: &mut Rng, text: &str| rng.bool().then(|| text.to_owned());
-    ChatLifecycle {
-        id: Some(format!("c-{number}")),
-        user: Some(User {
-            id: Some(format!("u-{}", rng.u32(10_000..100_000))),
-            name: Some(name.to_owned()),
-            email: maybe(rng, "customer@example.com"),
-            locale: Some(locale.to_owned()),
-        }),
-        expert: Some(Expert {
-            id: Some(expert.to_owned()),
-            name: Some(expert_name.to_owned()),
-            email: maybe(rng, "expert@example.com"),
-        }),
-        category: rng.bool().then(|| Category {
-            id: Some(category.to_owned()),
-            title: Some(title.to_owned()),
-        }),
-        question: Some(question.to_owned()),
-        language_code: Some(language.to_owned()),
-        created_at: Some(created_at),
-        referer: maybe(rng, "https://shop.example.com/checkout"),
-        custom_meta: maybe(rng, "premium")
-            .map(|plan| ("plan".to_owned(), plan))
-            .into_iter()
-            .collect(),
-        ..ChatLifecycle::default()
-    }
+    let user = User::default()
+        .id(format!("u-{}", rng.u32(10_000..100_000)))
+        .name(name.to_owned())
+        .email(maybe(rng, "customer@example.com"))
+        .locale(locale.to_owned());
+    let expert = Expert::default()
+        .id(expert.to_owned())
+        .name(expert_name.to_owned())
+        .email(maybe(rng, "expert@example.com"));
+    let category = rng.bool().then(|| {
+        Category::default()
+            .id(category.to_owned())
+            .title(title.to_owned())
+    });
+    let referer = maybe(rng, "https://shop.example.com/checkout");
+    let plan = maybe(rng, "premium").map(|plan| ("plan".to_owned(), plan));
+    ChatLifecycle::default()
+        .id(format!("c-{number}"))
+        .user(user)
+        .expert(expert)
+        .category(category)
+        .question(question.to_owned())
+        .language_code(language.to_owned())
+        .created_at(created_at)
+        .referer(referer)
+        .custom_meta(BTreeMap::from_iter(plan))
 }
 
 pub(super) fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {

@@ -100,21 +100,20 @@ impl ChatData {
 
     fn assigned(&self, now: Timestamp) -> ChatPayload {
         let chat = &self.chat;
-        ChatPayload {
-            id: chat.id.clone(),
-            requested_experts: self.requested_experts.clone(),
-            category: chat.category.clone(),
-            user: chat.user.clone(),
-            question: chat.question.clone(),
-            language_code: chat.language_code.clone(),
-            created_at: chat.created_at,
-            referer: chat.referer.clone(),
-            custom_meta: chat.custom_meta.clone(),
-            assigned_at: Some(now),
-        }
+        ChatPayload::default()
+            .id(chat.id.clone())
+            .requested_experts(self.requested_experts.clone())
+            .category(chat.category.clone())
+            .user(chat.user.clone())
+            .question(chat.question.clone())
+            .language_code(chat.language_code.clone())
+            .created_at(chat.created_at)
+            .referer(chat.referer.clone())
+            .custom_meta(chat.custom_meta.clone())
+            .assigned_at(now)
     }
 
-    fn complete(&mut self, message: Message, now: Timestamp) -> Message {
+    fn complete(&mut self, mut message: Message, now: Timestamp) -> Message {
         self.messages += 1;
         let chat = &self.chat;
         // Someone who is named is the sender. If both are, or nobody, it is the customer.
@@ -124,29 +123,23 @@ impl ChatData {
             wrote
                 .then_some(id)
                 .flatten()
-                .map(|id| Reference { id: Some(id) })
+                .map(|id| Reference::default().id(id))
         };
         let user = chat.user.as_ref().and_then(|user| user.id.clone());
         let expert = chat.expert.as_ref().and_then(|expert| expert.id.clone());
-        Message {
-            chat: message.chat.or_else(|| {
-                Some(Reference {
-                    id: chat.id.clone(),
-                })
-            }),
-            id: message
-                .id
-                .or_else(|| Some(format!("{}-m-{}", self.id(), self.messages))),
-            user: message.user.or_else(|| sender(user, is_user)),
-            expert: message.expert.or_else(|| sender(expert, !is_user)),
-            is_user: Some(is_user),
-            kind: message.kind.or_else(|| Some("message".to_owned())),
-            hide_for_user: message.hide_for_user.or(Some(false)),
-            hide_for_expert: message.hide_for_expert.or(Some(false)),
-            created_at: message.created_at.or(Some(now)),
-            text: message.text,
-            attachment: message.attachment,
-        }
+        let number = format!("{}-m-{}", self.id(), self.messages);
+        message
+            .chat
+            .get_or_insert_with(|| Reference::default().id(chat.id.clone()));
+        message.id.get_or_insert(number);
+        message.user = message.user.or_else(|| sender(user, is_user));
+        message.expert = message.expert.or_else(|| sender(expert, !is_user));
+        message.is_user = Some(is_user);
+        message.kind.get_or_insert_with(|| "message".to_owned());
+        message.hide_for_user.get_or_insert(false);
+        message.hide_for_expert.get_or_insert(false);
+        message.created_at.get_or_insert(now);
+        message
     }
 }
 

@@ -1,6 +1,6 @@
 //! One attempt to handle an event, and how it is settled.
 
-use std::future::{pending, poll_fn};
+use std::future::pending;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -12,12 +12,11 @@ use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
 use super::super::event::{EventLease, EventState, Failure, Settlement, Take, TakenEvent};
-use super::super::queue::{Queue, Settled};
+use super::super::queue::Settled;
 use super::super::records::PastFailure;
 use super::super::trip::{Probe, handler_works};
 use super::leases::HeldLease;
-use super::pool::{Pool, Serve};
-use crate::delivery::RawDelivery;
+use super::pool::{Handler, Pool};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::execution::{Tries, attempt};
@@ -26,14 +25,14 @@ use crate::outcome::Outcome;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 
 /// An event to be handled.
-pub(super) struct Attempt<Q> {
+pub(super) struct Attempt {
     pub(super) event: TakenEvent,
     /// When its lease was requested.
     pub(super) asked: Instant,
     /// Whether it has crashed before.
-    pub(super) suspect: Option<Box<Tried<Q>>>,
+    pub(super) suspect: Option<Box<Tried>>,
     /// Whether it is the probe of a tripped kind.
-    pub(super) probe: Option<Box<Tried<Q>>>,
+    pub(super) probe: Option<Box<Tried>>,
 }
 
 /// The number of events of one lane in a row after which another lane has its turn.
@@ -44,10 +43,10 @@ const CLAIM_AFTER: Duration = Duration::from_millis(1);
 
 /// Handles an event, and those of its lane that follow.
 // Not an `async fn`, which would make room for its arguments twice.
-pub(super) fn run<Q: Queue, S: Serve>(
-    pool: Arc<Pool<Q>>,
-    service: S,
-    first: Attempt<Q>,
+pub(super) fn run(
+    pool: Arc<Pool>,
+    handler: Handler,
+    first: Attempt,
     permit: OwnedSemaphorePermit,
 ) -> impl Future<Output = ()> + Send {
     let mut next = Some(first);
@@ -57,7 +56,7 @@ pub(super) fn run<Q: Queue, S: Serve>(
             let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
             let takes_next = turns < LANE_TURN;
             turns += 1;
-            let attempt = pool.attempt(service.clone(), &mut next, takes_next, &span);
+            let attempt = pool.attempt(&handler, &mut next, takes_next, &span);
             attempt.instrument(span.span()).await;
         }
         drop(permit);
@@ -68,8 +67,8 @@ pub(super) fn run<Q: Queue, S: Serve>(
 }
 
 /// An event that is tried with care. However its attempt ends, another one may begin then.
-pub(super) struct Tried<Q> {
-    pool: Arc<Pool<Q>>,
+pub(super) struct Tried {
+    pool: Arc<Pool>,
     of: Of,
 }
 
@@ -79,14 +78,14 @@ pub(super) enum Of {
     Probe(Probe),
 }
 
-impl<Q> Tried<Q> {
-    pub(super) fn new(pool: &Arc<Pool<Q>>, of: Of) -> Box<Self> {
+impl Tried {
+    pub(super) fn new(pool: &Arc<Pool>, of: Of) -> Box<Self> {
         let pool = Arc::clone(pool);
         Box::new(Self { pool, of })
     }
 }
 
-impl<Q> Drop for Tried<Q> {
+impl Drop for Tried {
     fn drop(&mut self) {
         match &self.of {
             Of::Suspect(crashes) => lock(&self.pool.suspects).ended(*crashes),
@@ -96,13 +95,13 @@ impl<Q> Drop for Tried<Q> {
     }
 }
 
-impl<Q: Queue> Pool<Q> {
+impl Pool {
     /// Returns an attempt of an event that was taken, or releases it if it has to run beside fewer others.
     pub(super) async fn admit(
         self: &Arc<Self>,
         event: TakenEvent,
         asked: Instant,
-    ) -> Option<Attempt<Q>> {
+    ) -> Option<Attempt> {
         let crashes = event.crashes;
         if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
             // Boxed, because few events are released.
@@ -119,17 +118,17 @@ impl<Q: Queue> Pool<Q> {
 
     async fn release(&self, lease: &EventLease) {
         let queue = &self.shared.queue;
-        let release = queue.settle(lease, &Settlement::Released, None);
+        let release = queue.settle.settle(lease, &Settlement::Released, None);
         let limit = self.settings.limits.store_timeout;
         // If that fails, the event is tried again when its lease has expired.
         let _ = self.settings.call_within(limit, "settle", release).await;
     }
 
     /// Makes one attempt, and replaces it with that of the lane's next event, if it was taken.
-    async fn attempt<S: Serve>(
+    async fn attempt(
         self: &Arc<Self>,
-        service: S,
-        next: &mut Option<Attempt<Q>>,
+        handler: &Handler,
+        next: &mut Option<Attempt>,
         takes_next: bool,
         span: &DeliverySpan,
     ) {
@@ -151,7 +150,7 @@ impl<Q: Queue> Pool<Q> {
         let began = Instant::now();
         let observers = &self.settings.observers;
         let watch = AttemptWatch::new(observers, &event.delivery, Some(event.lease.id.0));
-        let outcome = self.handle(service, &event, &held).await;
+        let outcome = self.handle(handler, &event, &held).await;
         self.note_outcome(&event, &outcome);
         let ended = Ended {
             event: &event,
@@ -187,12 +186,7 @@ impl<Q: Queue> Pool<Q> {
     }
 
     /// Runs the handler, and returns the attempt's outcome.
-    async fn handle<S: Serve>(
-        &self,
-        service: S,
-        event: &TakenEvent,
-        held: &HeldLease<'_>,
-    ) -> Outcome {
+    async fn handle(&self, handler: &Handler, event: &TakenEvent, held: &HeldLease<'_>) -> Outcome {
         // It was being taken when the worker was stopped.
         if self.stops() {
             return Outcome::Interrupted;
@@ -213,7 +207,7 @@ impl<Q: Queue> Pool<Q> {
             outcome
         };
         let limit = self.settings.limits.handler_timeout;
-        let attempted = attempt(call(service, delivery), limit, cut).await;
+        let attempted = attempt(handler.handle(delivery), limit, cut).await;
         let outcome = attempted.unwrap_or_else(|outcome| outcome);
         if lease.is_some_and(|lease| lease.is_settled()) && !matches!(outcome, Outcome::Handled) {
             tracing::error!(
@@ -288,7 +282,11 @@ impl<Q: Queue> Pool<Q> {
             let asked = Instant::now();
             // One that was taken by a try without an answer waits for the end of its lease.
             let next = next.filter(|_| tries.is_first());
-            let settling = self.shared.queue.settle(held.lease(), settlement, next);
+            let settling = self
+                .shared
+                .queue
+                .settle
+                .settle(held.lease(), settlement, next);
             let settled = self.settings.call_within(limit, "settle", settling);
             match settled.await {
                 Ok(Settled::Ended(taken)) => {
@@ -331,7 +329,7 @@ impl<Q: Queue> Pool<Q> {
     /// Whether an attempt whose lease is gone was ended by its settlement, and not lost to another worker.
     async fn has_ended(&self, held: &HeldLease<'_>, settlement: &Settlement) -> bool {
         let limit = self.settings.limits.store_timeout;
-        let get = self.shared.queue.get(held.lease().id);
+        let get = self.shared.queue.list.get(held.lease().id);
         let event = self.settings.call_within(limit, "get", get).await;
         let has_ended = matches!(
             event,
@@ -352,7 +350,7 @@ impl<Q: Queue> Pool<Q> {
         {
             self.ask_at(at);
         }
-        if took_next || Q::SHARED {
+        if took_next || self.shared.queue.is_shared {
             return;
         }
         let workers = &self.shared.workers;
@@ -392,15 +390,5 @@ fn shows(state: EventState, failures: &[PastFailure], settlement: &Settlement) -
             .iter()
             .any(|past| parts(&past.failure) == parts(failure)),
         Settlement::Retry { failure: None, .. } | Settlement::Released => false,
-    }
-}
-
-async fn call(mut service: impl Serve, delivery: RawDelivery) -> Outcome {
-    if let Err(error) = poll_fn(|cx| service.poll_ready(cx)).await {
-        return Outcome::failed(error);
-    }
-    match service.call(delivery).await {
-        Ok(outcome) => outcome,
-        Err(error) => Outcome::failed(error),
     }
 }

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until};
 
-use super::super::queue::Queue;
 use super::pool::Pool;
 use crate::error::Chain;
 use crate::outcome::Outcome;
 
 /// The task that extends the leases of a worker, all together, after each third of their time.
-pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
+pub(super) async fn extend(pool: Arc<Pool>) {
     let lease = pool.settings.limits.lease();
     let mut has_failed = false;
     loop {
@@ -29,7 +28,7 @@ pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
 }
 
 /// Extends the leases, and ends the attempts whose leases are lost. Returns whether that failed.
-async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool) -> bool {
+async fn extend_all(pool: &Pool, lease: Duration, had_failed: bool) -> bool {
     let asked = Instant::now();
     pool.leases.expire(asked);
     let going = pool.leases.held();
@@ -42,7 +41,7 @@ async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool)
         limit = limit.min(expiry);
     }
     let limit = limit.saturating_duration_since(Instant::now());
-    let extend = pool.shared.queue.extend(&leases, lease);
+    let extend = pool.shared.queue.settle.extend(&leases, lease);
     match pool.settings.call_within(limit, "extend", extend).await {
         Ok(extended) => {
             let mut is_any_unknown = false;

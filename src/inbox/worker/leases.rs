@@ -17,7 +17,7 @@ use crate::outcome::Outcome;
 #[derive(Default)]
 pub(super) struct HeldLeases {
     /// By fence: ordered, so that a run with a seed repeats exactly.
-    all: Mutex<BTreeMap<u128, Arc<Shared>>>,
+    all: Mutex<BTreeMap<u128, Arc<SharedLease>>>,
     /// Notified when there is a lease to extend.
     any: Notify,
     /// Notified when the queue must be asked which leases are still held.
@@ -26,7 +26,7 @@ pub(super) struct HeldLeases {
 }
 
 /// A lease, shared by its attempt and the task that extends it.
-pub(super) struct Shared {
+pub(super) struct SharedLease {
     pub(super) lease: EventLease,
     state: Mutex<State>,
 }
@@ -46,7 +46,7 @@ impl HeldLeases {
         let mut all = lock(&self.all);
         let is_interrupted = self.is_interrupted.load(Ordering::Relaxed);
         let end = is_interrupted.then_some(Outcome::Interrupted);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SharedLease {
             lease,
             state: Mutex::new(State {
                 valid_until,
@@ -68,7 +68,7 @@ impl HeldLeases {
     }
 
     /// Returns the lease of an event, if it is one of these.
-    pub(super) fn find(&self, id: EventId) -> Option<Arc<Shared>> {
+    pub(super) fn find(&self, id: EventId) -> Option<Arc<SharedLease>> {
         let all = lock(&self.all);
         all.values().find(|held| held.lease.id == id).cloned()
     }
@@ -91,7 +91,7 @@ impl HeldLeases {
     }
 
     /// Returns the leases of the attempts that still hold theirs.
-    pub(super) fn held(&self) -> Vec<Arc<Shared>> {
+    pub(super) fn held(&self) -> Vec<Arc<SharedLease>> {
         let all = lock(&self.all);
         let held = all
             .values()
@@ -129,7 +129,7 @@ impl HeldLeases {
     }
 }
 
-impl Shared {
+impl SharedLease {
     pub(super) fn extended(&self, valid_until: Instant) {
         lock(&self.state).valid_until = valid_until;
     }
@@ -148,7 +148,7 @@ impl Shared {
 /// A lease that is extended until this is dropped.
 pub(super) struct HeldLease<'a> {
     of: &'a HeldLeases,
-    shared: Arc<Shared>,
+    shared: Arc<SharedLease>,
     is_first: bool,
 }
 

@@ -14,7 +14,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -22,14 +21,14 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use self::leases::HeldLeases;
+pub(crate) use self::pool::{Handler, handler};
 use self::pool::{Pool, Stop};
 use super::event::{Kinds, Namespace, Take};
 use super::handle::Inbox;
-use super::queue::Queue;
 use super::retry::Retry;
 use super::rules::{OnFailure, Rules};
 use super::trip::Trips;
-use super::workers::Place;
+use super::workers::Registration;
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
@@ -65,25 +64,31 @@ use crate::store::StoreError;
 /// # }
 /// ```
 #[must_use = "a worker does nothing until it is spawned"]
-pub struct Worker<Q, S> {
-    pub(crate) inbox: Inbox<Q>,
-    service: S,
+pub struct Worker {
+    pub(crate) inbox: Inbox,
+    pub(crate) handler: Handler,
     rules: Rules,
 }
 
-impl<Q: Queue> Inbox<Q> {
+impl Inbox {
     /// Returns a worker that handles events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
     /// [`RawDelivery`] whose response is an [`Outcome`](crate::Outcome).
-    pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
+    pub fn worker<S>(&self, service: S) -> Worker
+    where
+        S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+            + Clone
+            + Send
+            + 'static,
+    {
         Worker {
             inbox: self.clone(),
-            service,
+            handler: pool::handler(service),
             rules: Rules::default(),
         }
     }
 }
 
-impl<Q: Queue, S> Worker<Q, S> {
+impl Worker {
     /// Sets the number of events that are handled at the same time: 32 by default, and at least 1.
     pub fn concurrency(mut self, events: usize) -> Self {
         self.rules.concurrency = events.clamp(1, MOST);
@@ -177,15 +182,6 @@ impl<Q: Queue, S> Worker<Q, S> {
             .change(|given| given.handler_timeout = Some(limit))?;
         Ok(self)
     }
-
-    /// Returns the same worker with another service.
-    pub(crate) fn with_service<T>(self, service: T) -> Worker<Q, T> {
-        Worker {
-            inbox: self.inbox,
-            service,
-            rules: self.rules,
-        }
-    }
 }
 
 /// The settings of a worker that only tests change.
@@ -203,7 +199,7 @@ pub trait Tuning {
     fn poll_every(self, interval: Duration) -> Self;
 }
 
-impl<Q, S> Tuning for Worker<Q, S> {
+impl Tuning for Worker {
     fn max_crashes(mut self, crashes: u32) -> Self {
         self.rules.max_crashes = crashes;
         self
@@ -220,14 +216,7 @@ impl<Q, S> Tuning for Worker<Q, S> {
     }
 }
 
-impl<Q, S> Worker<Q, S>
-where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+impl Worker {
     /// Starts the worker on the current runtime.
     ///
     /// # Panics
@@ -236,7 +225,7 @@ where
     pub fn spawn(self) -> WorkerHandle {
         let Self {
             inbox,
-            service,
+            handler,
             mut rules,
         } = self;
         inbox.note_namespace();
@@ -268,30 +257,26 @@ where
         });
         let lease = pool.settings.limits.lease();
         pool.clocks.keep_running(&Handle::current(), lease);
-        let place = registry::register(&pool, &service);
+        let place = registry::register(&pool, &handler);
         // Not aborted, but stopped: what it takes meanwhile is released.
         let of = || Arc::clone(&pool);
-        let produce = move |pool| producer::produce(pool, service.clone());
+        let produce = move |pool| producer::produce(pool, Arc::clone(&handler));
         tokio::spawn(tasks::keep(of(), "claims", produce));
         let mut tasks = vec![
             tokio::spawn(tasks::keep(of(), "leases", extension::extend)).abort_handle(),
             tokio::spawn(tasks::keep(of(), "purge", producer::purge)).abort_handle(),
         ];
         if !pool.kept.is_empty() {
-            let count = tasks::keep(of(), "counts", async |pool: Arc<Pool<Q>>| {
+            let count = tasks::keep(of(), "counts", async |pool: Arc<Pool>| {
                 pool.shared.keep_counts(&pool.settings, &pool.kept).await;
             });
             tasks.push(tokio::spawn(count).abort_handle());
         }
-        WorkerHandle {
-            control: pool,
-            place,
-            tasks,
-        }
+        WorkerHandle { pool, place, tasks }
     }
 }
 
-partial_debug!([Q: std::fmt::Debug, S] Worker<Q, S>, |it| inbox = it.inbox, rules = it.rules);
+partial_debug!(Worker, |it| inbox = it.inbox, rules = it.rules);
 
 /// The most events that are handled at the same time, which a drain can wait for in one call.
 const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
@@ -306,62 +291,9 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// A running worker. Dropping it stops the worker, and interrupts its attempts as a drain does at its deadline.
 #[must_use = "dropping it stops the worker"]
 pub struct WorkerHandle {
-    control: Arc<dyn Control>,
-    place: Place,
+    pool: Arc<Pool>,
+    place: Registration,
     tasks: Vec<AbortHandle>,
-}
-
-/// The part of a worker that its handle needs, for every type of queue.
-trait Control: Send + Sync {
-    fn stop(&self, stop: Stop);
-    fn permits(&self) -> (&Arc<Semaphore>, u32);
-    fn store_timeout(&self) -> Duration;
-    fn panics(&self) -> usize;
-    /// Writes the last counts.
-    fn write_counts(&self) -> BoxFuture<'_, ()>;
-    #[cfg(feature = "metrics")]
-    fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>>;
-}
-
-impl<Q: Queue> Control for Pool<Q> {
-    fn stop(&self, stop: Stop) {
-        self.stop.send_replace(stop);
-        self.wake.notify_one();
-        if stop == Stop::Now {
-            self.leases.interrupt_all();
-        }
-    }
-
-    fn permits(&self) -> (&Arc<Semaphore>, u32) {
-        let all = u32::try_from(self.rules.concurrency).unwrap_or(u32::MAX);
-        (&self.permits, all)
-    }
-
-    fn store_timeout(&self) -> Duration {
-        self.settings.limits.store_timeout
-    }
-
-    fn panics(&self) -> usize {
-        self.panics.load(Ordering::Relaxed)
-    }
-
-    fn write_counts(&self) -> BoxFuture<'_, ()> {
-        Box::pin(async move {
-            let written = self.shared.write_counts(&self.settings, &self.kept);
-            if !matches!(timeout(FLUSH, written).await, Ok(Ok(()))) {
-                tracing::warn!("the counts of the last second could not be kept in the queue");
-            }
-        })
-    }
-
-    #[cfg(feature = "metrics")]
-    fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>> {
-        let inbox = Inbox {
-            shared: Arc::clone(&self.shared),
-            settings: Arc::clone(&self.settings),
-        };
-        Box::pin(async move { inbox.record_metrics().await })
-    }
 }
 
 impl WorkerHandle {
@@ -384,33 +316,44 @@ impl WorkerHandle {
     /// As for [`drain`](Self::drain).
     pub async fn drain_until(&self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
         self.place.leave();
-        self.control.stop(Stop::Draining);
-        let (permits, all) = self.control.permits();
+        self.pool.stop(Stop::Draining);
+        let permits = &self.pool.permits;
+        let all = u32::try_from(self.pool.rules.concurrency).unwrap_or(u32::MAX);
         let left = tokio::select! {
             biased;
             _ = permits.acquire_many(all) => 0,
             () = cut => {
                 let left = all as usize - permits.available_permits();
-                self.control.stop(Stop::Now);
-                let limit = self.control.store_timeout();
+                self.pool.stop(Stop::Now);
+                let limit = self.pool.settings.limits.store_timeout;
                 let _ = timeout(limit, permits.acquire_many(all)).await;
                 left
             }
         };
-        self.control.write_counts().await;
+        let written = self
+            .pool
+            .shared
+            .write_counts(&self.pool.settings, &self.pool.kept);
+        if !matches!(timeout(FLUSH, written).await, Ok(Ok(()))) {
+            tracing::warn!("the counts of the last second could not be kept in the queue");
+        }
         self.end();
-        DrainTimeout::check(left, self.control.panics())
+        DrainTimeout::check(left, self.pool.panics.load(Ordering::Relaxed))
     }
 
     /// Records the metrics of the worker's inbox.
     #[cfg(feature = "metrics")]
     pub(crate) async fn record_metrics(&self) -> Result<(), StoreError> {
-        self.control.record_metrics().await
+        let inbox = Inbox {
+            shared: Arc::clone(&self.pool.shared),
+            settings: Arc::clone(&self.pool.settings),
+        };
+        inbox.record_metrics().await
     }
 
     fn end(&self) {
         self.place.leave();
-        self.control.stop(Stop::Now);
+        self.pool.stop(Stop::Now);
         for task in &self.tasks {
             task.abort();
         }

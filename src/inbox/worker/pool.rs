@@ -1,9 +1,11 @@
 //! The state of a worker, which its tasks share.
 
+use std::future::poll_fn;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tower_service::Service;
@@ -32,8 +34,8 @@ pub(super) enum Stop {
 }
 
 /// The state of a worker.
-pub(super) struct Pool<Q> {
-    pub(super) shared: Arc<Shared<Q>>,
+pub(super) struct Pool {
+    pub(super) shared: Arc<Shared>,
     pub(super) settings: Arc<Settings>,
     pub(super) rules: Rules,
     /// The kinds to take now, without those that are tripped.
@@ -57,24 +59,49 @@ pub(super) struct Pool<Q> {
     pub(super) kept: Vec<Kept>,
 }
 
-/// The service that handles deliveries.
-pub(super) trait Serve:
-    Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-    + Clone
-    + Send
-    + 'static
-{
+/// The service that handles deliveries. Without its type, so that the worker is compiled with this crate, and not again with
+/// each program that has one.
+pub(crate) type Handler = Arc<dyn Handle>;
+
+pub(crate) trait Handle: Send + Sync {
+    fn handle(&self, delivery: RawDelivery) -> BoxFuture<'static, Outcome>;
 }
 
-impl<S> Serve for S where
+/// Makes a handler of a service. Each delivery has a clone of its own.
+pub(crate) fn handler<S>(service: S) -> Handler
+where
     S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
         + Clone
         + Send
-        + 'static
+        + 'static,
 {
+    Arc::new(Cloned(Mutex::new(service)))
 }
 
-impl<Q> Pool<Q> {
+struct Cloned<S>(Mutex<S>);
+
+impl<S> Handle for Cloned<S>
+where
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    fn handle(&self, delivery: RawDelivery) -> BoxFuture<'static, Outcome> {
+        let mut service = lock(&self.0).clone();
+        Box::pin(async move {
+            if let Err(error) = poll_fn(|cx| service.poll_ready(cx)).await {
+                return Outcome::failed(error);
+            }
+            match service.call(delivery).await {
+                Ok(outcome) => outcome,
+                Err(error) => Outcome::failed(error),
+            }
+        })
+    }
+}
+
+impl Pool {
     /// The worker's number among those of its inbox.
     pub(super) fn number(&self) -> usize {
         ptr::from_ref(self).addr()
@@ -119,6 +146,14 @@ impl<Q> Pool<Q> {
         *lock(&self.take) = Arc::new(take);
         drop(trips);
         self.ask_now();
+    }
+
+    pub(super) fn stop(&self, stop: Stop) {
+        self.stop.send_replace(stop);
+        self.wake.notify_one();
+        if stop == Stop::Now {
+            self.leases.interrupt_all();
+        }
     }
 
     pub(super) fn stops(&self) -> bool {

@@ -8,9 +8,8 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::event::{EventId, Kinds, Take};
-use super::super::queue::Queue;
 use super::attempt::{Attempt, Of, Tried, run};
-use super::pool::{Pool, Serve, Stop};
+use super::pool::{Handler, Pool, Stop};
 use crate::error::Chain;
 use crate::lock::lock;
 use crate::store::StoreError;
@@ -22,7 +21,7 @@ const BATCH: usize = 64;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The task that takes events.
-pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) {
+pub(super) async fn produce(pool: Arc<Pool>, handler: Handler) {
     let mut pause = Duration::ZERO;
     pool.ask_now();
     while !pool.stops() {
@@ -44,7 +43,7 @@ pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) 
             permits = permits(&pool) => permits,
         };
         let Ok(permits) = permits else { return };
-        match ask(&pool, service.clone(), permits).await {
+        match ask(&pool, &handler, permits).await {
             Ok(()) => pause = Duration::ZERO,
             Err(error) => {
                 if pause.is_zero() {
@@ -61,14 +60,14 @@ pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) 
     }
 }
 
-async fn stopped<Q>(pool: &Pool<Q>) {
+async fn stopped(pool: &Pool) {
     let mut stop = pool.stop.subscribe();
     let _ = stop.wait_for(|stop| *stop != Stop::No).await;
 }
 
 /// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, they need
 /// half of it: those that find no room wait for the next claim, which would again take the room of others.
-async fn permits<Q>(pool: &Pool<Q>) -> Result<OwnedSemaphorePermit, AcquireError> {
+async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
     let mut permits = Arc::clone(&pool.permits).acquire_owned().await?;
     let free = pool.permits.available_permits();
     let mut more = match pool.accepts.swap(false, Ordering::Relaxed) {
@@ -91,15 +90,15 @@ async fn permits<Q>(pool: &Pool<Q>) -> Result<OwnedSemaphorePermit, AcquireError
 }
 
 /// Takes events, and starts their attempts.
-async fn ask<Q: Queue, S: Serve>(
-    pool: &Arc<Pool<Q>>,
-    service: S,
+async fn ask(
+    pool: &Arc<Pool>,
+    handler: &Handler,
     mut permits: OwnedSemaphorePermit,
 ) -> Result<(), StoreError> {
-    let of = Arc::clone(pool);
+    let (of, handler) = (Arc::clone(pool), Arc::clone(handler));
     let start = move |attempt, permit| {
         // Boxed, because a task is copied several times.
-        let run = Box::pin(run(Arc::clone(&of), service.clone(), attempt, permit));
+        let run = Box::pin(run(Arc::clone(&of), Arc::clone(&handler), attempt, permit));
         tokio::spawn(run);
     };
     let probe = match pool.has_trips.load(Ordering::Relaxed) {
@@ -141,22 +140,22 @@ async fn ask<Q: Queue, S: Serve>(
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
-    if Q::SHARED {
+    if pool.shared.queue.is_shared {
         let jitter = 0.75 + fastrand::f64() / 2.0;
         pool.ask_at(asked + pool.rules.poll_every.mul_f64(jitter));
     }
     Ok(())
 }
 
-impl<Q: Queue> Pool<Q> {
+impl Pool {
     /// Takes one event, if it can be taken and may begin now.
     async fn take_one(
         self: &Arc<Self>,
         id: EventId,
         take: &Take,
-    ) -> Result<Option<Attempt<Q>>, StoreError> {
+    ) -> Result<Option<Attempt>, StoreError> {
         let asked = Instant::now();
-        let taking = self.shared.queue.take(id, take);
+        let taking = self.shared.queue.claim.take(id, take);
         let taken = self.settings.call_within(take.lease, "take", taking);
         Ok(match taken.await? {
             Some(event) => self.admit(event, asked).await,
@@ -169,11 +168,11 @@ impl<Q: Queue> Pool<Q> {
         self: &Arc<Self>,
         take: &Take,
         limit: usize,
-    ) -> Result<(Vec<Attempt<Q>>, Option<Duration>), StoreError> {
+    ) -> Result<(Vec<Attempt>, Option<Duration>), StoreError> {
         let asked = Instant::now();
         // Read before the claim, since the next event of a lane may be a suspect, too.
         let suspects = lock(&self.suspects).room(&self.rules);
-        let claim = self.shared.queue.claim(take, limit, suspects);
+        let claim = self.shared.queue.claim.claim(take, limit, suspects);
         let claims = self.settings.call_within(take.lease, "claim", claim);
         let claims = claims.await?;
         let mut attempts = Vec::with_capacity(claims.events.len());
@@ -194,13 +193,13 @@ const PURGE_EVERY: Duration = Duration::from_secs(60);
 const PURGE_LIMIT: Duration = Duration::from_secs(30);
 
 /// The task that deletes bodies and events that have expired.
-pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
+pub(super) async fn purge(pool: Arc<Pool>) {
     let keep_bodies = pool.settings.keep_bodies;
     let mut has_failed = false;
     loop {
         sleep(PURGE_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         loop {
-            let purge = pool.shared.queue.purge(keep_bodies);
+            let purge = pool.shared.queue.purge.purge(keep_bodies);
             let purged = pool.settings.call_within(PURGE_LIMIT, "purge", purge);
             match purged.await {
                 Ok(has_more) => {

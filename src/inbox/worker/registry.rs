@@ -1,36 +1,35 @@
 //! A worker as its inbox sees it.
 
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 
 use tokio::time::Instant;
 
 use super::super::event::{EventId, NewEvent};
-use super::super::queue::Queue;
-use super::super::workers::{Local, Place, Revocation, Room};
+use super::super::workers::{Local, Registration, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::{Pool, Serve};
+use super::pool::{Handler, Pool};
 use crate::event::EventKind;
 use crate::lock::lock;
 use crate::outcome::Outcome;
 
 /// Lets the inbox of a worker hand events to it.
-pub(super) fn register<Q: Queue, S: Serve>(pool: &Arc<Pool<Q>>, service: &S) -> Place {
+pub(super) fn register(pool: &Arc<Pool>, handler: &Handler) -> Registration {
     let served = Served {
         pool: Arc::downgrade(pool),
-        service: Mutex::new(service.clone()),
+        handler: Arc::clone(handler),
     };
     let workers = &pool.shared.workers;
     workers.register(pool.number(), Arc::new(served))
 }
 
-struct Served<Q, S> {
+struct Served {
     /// Weak, as the pool owns the inbox that owns this.
-    pool: Weak<Pool<Q>>,
-    service: Mutex<S>,
+    pool: Weak<Pool>,
+    handler: Handler,
 }
 
-impl<Q: Queue, S: Serve> Local for Served<Q, S> {
+impl Local for Served {
     fn reserve(&self, event: &NewEvent) -> Option<Room> {
         let pool = self.pool.upgrade()?;
         let take = pool.take();
@@ -39,7 +38,7 @@ impl<Q: Queue, S: Serve> Local for Served<Q, S> {
         }
         pool.accepts.store(true, Ordering::Relaxed);
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
-        let service = lock(&self.service).clone();
+        let handler = Arc::clone(&self.handler);
         Some(Room {
             take,
             // It owns the pool, so that an event is released if the worker is dropped meanwhile.
@@ -50,7 +49,7 @@ impl<Q: Queue, S: Serve> Local for Served<Q, S> {
                     suspect: None,
                     probe: None,
                 };
-                Box::pin(run(pool, service, attempt, permit))
+                Box::pin(run(pool, handler, attempt, permit))
             }),
         })
     }

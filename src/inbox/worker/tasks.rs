@@ -15,10 +15,10 @@ use super::pool::Pool;
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// Runs a task, and starts it again whenever it panics.
-pub(super) async fn keep<Q, F: Future<Output = ()>>(
-    pool: Arc<Pool<Q>>,
+pub(super) async fn keep<F: Future<Output = ()>>(
+    pool: Arc<Pool>,
     task: &'static str,
-    mut start: impl FnMut(Arc<Pool<Q>>) -> F,
+    mut start: impl FnMut(Arc<Pool>) -> F,
 ) {
     while AssertUnwindSafe(start(Arc::clone(&pool)))
         .catch_unwind()

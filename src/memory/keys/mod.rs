@@ -51,10 +51,10 @@ use crate::store::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, 
 /// ```
 #[derive(Clone)]
 pub struct MokaStore {
-    shared: Arc<Shared>,
+    shared: Arc<Table>,
 }
 
-struct Shared {
+struct Table {
     evictions: Arc<Evictions>,
     parts: Box<[Part]>,
     /// Picks the part by a hash with a random key, so that no sender can target one of them.
@@ -120,7 +120,7 @@ impl MokaStore {
             start: Instant::now(),
         });
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(Table {
                 parts: (0..parts).map(|_| Part::new(room, &evictions)).collect(),
                 evictions,
                 hasher: RandomState::default(),

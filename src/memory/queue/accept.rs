@@ -1,10 +1,19 @@
 //! How events are accepted, and how duplicates are recognised.
 
+use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Event, FOREVER, Key, OVERHEAD, Place, State, size};
+use super::{Event, FOREVER, KnownKey, MemoryQueue, OVERHEAD, Place, State, size};
 use crate::inbox::event::{EventId, EventState, NewEvent, Take};
-use crate::inbox::queue::Accepted;
+use crate::inbox::queue::{AcceptEvents, Accepted};
+use crate::store::StoreError;
+
+#[async_trait]
+impl AcceptEvents for MemoryQueue {
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        Ok(self.lock().accept(event, take))
+    }
+}
 
 impl State {
     pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
@@ -17,7 +26,7 @@ impl State {
         let until = self.now + new.retain.min(FOREVER);
         // With a guard, the body has a key of its own: under another key, it is recognised as replayed.
         for digests in [new.key, new.guard].into_iter().flatten() {
-            let key = Key {
+            let key = KnownKey {
                 body: digests.body(),
                 event: id,
                 until,

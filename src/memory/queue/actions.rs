@@ -1,13 +1,10 @@
-//! What persons did, and changes of all events that match.
+//! What persons did.
 
 use tokio::time::Instant;
 
 use super::State;
-use crate::inbox::actions::{
-    Action, ActionKind, Bulk, BulkState, BulkStep, By, INTERRUPTED_AFTER, KEPT, NewBulk, Which,
-};
-use crate::inbox::event::{EventId, EventState};
-use crate::inbox::records::Change;
+use crate::inbox::actions::{Action, ActionKind, BulkState, By, INTERRUPTED_AFTER, KEPT, Which};
+use crate::inbox::event::EventId;
 
 /// What a person did.
 pub(super) struct Done {
@@ -16,7 +13,7 @@ pub(super) struct Done {
     /// The chat that the filter of a bulk change names.
     pub(super) chat: Option<String>,
     /// When its last step was made.
-    stepped: Instant,
+    pub(super) stepped: Instant,
 }
 
 /// How many actions are kept.
@@ -65,28 +62,6 @@ impl State {
         number
     }
 
-    /// Redrives or discards an event, and records who did it.
-    pub(super) fn change_by(
-        &mut self,
-        kind: ActionKind,
-        id: EventId,
-        from: Option<EventState>,
-        by: &By,
-    ) -> Change {
-        let change = self.change(kind == ActionKind::Redrive, id, from);
-        if change == Change::Made {
-            self.note(by, kind, Some(id.0), None, 1);
-        }
-        change
-    }
-
-    fn change(&mut self, redrives: bool, id: EventId, from: Option<EventState>) -> Change {
-        match redrives {
-            true => self.redrive(id, from),
-            false => self.discard(id, from),
-        }
-    }
-
     pub(super) fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Vec<Action> {
         let of: Option<&[i64]> = match which {
             Which::Of(id) => Some(self.events.get(&id.0).map_or(&[], |event| &event.actions)),
@@ -129,72 +104,15 @@ impl State {
             done.cancel();
         }
     }
-
-    pub(super) fn begin_bulk(&mut self, bulk: &NewBulk, by: &By) -> i64 {
-        let number = self.note(by, bulk.kind, None, Some(bulk.about.clone()), 0);
-        if let Some(done) = self.actions.get_mut(&number) {
-            done.chat.clone_from(&bulk.chat);
-            done.action.bulk = Some(Bulk {
-                state: BulkState::Running,
-                skipped: 0,
-                reached: EventId(0),
-                rate: bulk.rate,
-            });
-        }
-        number
-    }
-
-    pub(super) fn step_bulk(&mut self, number: i64, step: &BulkStep) -> bool {
-        // The position is the fence: a second process that continues the change cannot repeat a step.
-        let is_there = |done: &Done| {
-            let bulk = done.action.bulk.as_ref();
-            done.is_running() && bulk.is_some_and(|bulk| bulk.reached == step.from)
-        };
-        if !self.actions.get(&number).is_some_and(is_there) {
-            return false;
-        }
-        let (mut changed, mut skipped) = (0, 0);
-        for (id, from) in &step.events {
-            if self.change(step.redrives, *id, Some(*from)) == Change::Made {
-                self.event(id.0).actions.push(number);
-                changed += 1;
-            } else {
-                skipped += 1;
-            }
-        }
-        if let Some(done) = self.actions.get_mut(&number) {
-            done.stepped = self.now;
-            done.action.changed += changed;
-            if let Some(bulk) = &mut done.action.bulk {
-                bulk.skipped += skipped;
-                bulk.reached = step.reached;
-                if step.is_last {
-                    bulk.state = BulkState::Done;
-                }
-            }
-        }
-        true
-    }
-
-    pub(super) fn cancel_bulk(&mut self, number: i64, by: &By) -> bool {
-        let is_running = self.actions.get(&number).is_some_and(Done::is_running);
-        if is_running {
-            self.note(by, ActionKind::Cancel, None, Some(number.to_string()), 0);
-            if let Some(done) = self.actions.get_mut(&number) {
-                done.cancel();
-            }
-        }
-        is_running
-    }
 }
 
 impl Done {
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         let bulk = self.action.bulk.as_ref();
         bulk.is_some_and(|bulk| bulk.state == BulkState::Running)
     }
 
-    fn cancel(&mut self) {
+    pub(super) fn cancel(&mut self) {
         if self.is_running()
             && let Some(bulk) = &mut self.action.bulk
         {

@@ -1,16 +1,34 @@
-//! How events are taken, and their leases extended.
+//! How events are taken.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
-use std::time::Duration;
 
-use tokio::time::Instant;
+use async_trait::async_trait;
 
-use super::{Due, FOREVER, Kind, Place, State};
+use super::{Due, FOREVER, Kind, MemoryQueue, Place, State};
 use crate::delivery::RawDelivery;
 use crate::inbox::event::{EventId, EventLease, Take, TakenEvent, UNCOUNTED};
-use crate::inbox::queue::Claims;
-use crate::store::Fence;
+use crate::inbox::queue::{ClaimEvents, Claims};
+use crate::store::{Fence, StoreError};
+
+#[async_trait]
+impl ClaimEvents for MemoryQueue {
+    async fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        Ok(self.lock().claim(take, limit, suspects))
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let mut state = self.lock();
+        // The order of a chat comes before a probe: an event behind another one is not taken.
+        let can_take = state.may_take(take, id.0) && state.is_first(id.0);
+        Ok(can_take.then(|| state.take(id.0, take)))
+    }
+}
 
 impl State {
     pub(super) fn may_take(&self, take: &Take, id: i64) -> bool {
@@ -108,43 +126,5 @@ impl State {
         }
         claims.next_due = next.map(|due| due.saturating_duration_since(self.now));
         claims
-    }
-
-    pub(super) fn extend(&mut self, lease: &EventLease, by: Duration) -> bool {
-        let Some((id, until)) = self.held(lease) else {
-            return false;
-        };
-        self.taken.remove(&(until, id));
-        let until = self.now + by.min(FOREVER);
-        self.taken.insert((until, id));
-        self.event(id).place = Place::Taken {
-            until,
-            fence: lease.fence.0,
-        };
-        true
-    }
-
-    /// The event of a lease that is held, and the end of that lease. One that expired is held again, unless another
-    /// event of the lane comes first now.
-    pub(super) fn held(&mut self, lease: &EventLease) -> Option<(i64, Instant)> {
-        let (id, fence) = (lease.id.0, lease.fence.0);
-        let event = self.events.get(&id)?;
-        match event.place {
-            Place::Taken { until, fence: held } if held == fence => Some((id, until)),
-            // The process was slow, and nobody has taken the event since: the crash is taken back.
-            Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
-                // It is not in `taken`, since the caller extends or settles it in the same operation.
-                let until = self.now;
-                self.unset_ready(id);
-                let event = self.event(id);
-                event.expired = None;
-                event.crashes -= 1;
-                event.place = Place::Taken { until, fence };
-                let lane = event.lane;
-                self.busy.extend(lane.map(|lane| (lane, id)));
-                Some((id, until))
-            }
-            _ => None,
-        }
     }
 }

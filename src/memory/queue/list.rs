@@ -1,11 +1,59 @@
-//! Events and counts, as a person sees them.
+//! Events, as a person sees them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use async_trait::async_trait;
 
-use super::{Event, Place, State};
-use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventState, Lane};
-use crate::inbox::records::{BlockedLane, EventSummary, Filter, KindStats, Page, Pause, Stats};
+use super::{Event, MemoryQueue, Place, State};
+use crate::inbox::actions::{Action, Which};
+use crate::inbox::event::{EventId, EventState};
+use crate::inbox::queue::ListEvents;
+use crate::inbox::records::{
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure,
+};
+use crate::store::StoreError;
+
+#[async_trait]
+impl ListEvents for MemoryQueue {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        Ok(Listed {
+            events: self.lock().list(filter, page),
+            // `Page::within` has no effect here: a search in memory always reaches the end.
+            searched: None,
+        })
+    }
+
+    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        let state = self.lock();
+        Ok(state.events.get(&id.0).map(|event| EventRecord {
+            summary: state.summary(id.0, event),
+            body: event.body.clone(),
+            headers: event.headers.clone(),
+            failures: state.failures(event).collect(),
+        }))
+    }
+
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let state = self.lock();
+        Ok(state.keys.get(&key).map(|key| EventId(key.event)))
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        Ok(self.lock().blocked_lanes(chat, after, limit))
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        Ok(self.lock().actions(which, before, limit))
+    }
+}
 
 impl State {
     pub(super) fn summary(&self, id: i64, event: &Event) -> EventSummary {
@@ -35,10 +83,19 @@ impl State {
             due_at,
             failures: event.failures,
             is_redriven: event.is_redriven,
+            last_failure: self.failures(event).next_back(),
         }
     }
 
-    pub(super) fn list(&self, filter: &Filter, page: Page) -> Vec<EventSummary> {
+    /// What attempts failed for, oldest first.
+    fn failures(&self, event: &Event) -> impl DoubleEndedIterator<Item = PastFailure> {
+        event.past.iter().map(|(at, failure)| PastFailure {
+            at: self.time_of_day(*at),
+            failure: failure.clone(),
+        })
+    }
+
+    fn list(&self, filter: &Filter, page: Page) -> Vec<EventSummary> {
         let select = |(id, event): (&i64, &Event)| {
             let is_after = page.is_after(EventId(*id));
             let summary = is_after.then(|| self.summary(*id, event))?;
@@ -63,120 +120,6 @@ impl State {
                 .filter_map(select)
                 .take(page.limit)
                 .collect(),
-        }
-    }
-
-    /// The events for which their lanes wait since they failed, and these lanes.
-    fn blocking(&self) -> impl Iterator<Item = (i64, Lane)> {
-        self.lanes.iter().filter_map(|(lane, line)| {
-            // The busy event first: an event that returned to the line before it waits for it, too.
-            let id = self.busy.get(lane).or_else(|| line.first())?;
-            let event = self.events.get(id)?;
-            let has_failed = !event.past.is_empty() || event.crashes > 0;
-            has_failed.then_some((*id, *lane))
-        })
-    }
-
-    pub(super) fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Vec<BlockedLane> {
-        let of = chat.map(Lane::of_chat);
-        let mut blocking: Vec<_> = self
-            .blocking()
-            .filter(|(id, lane)| {
-                let namespace = self.events.get(id).map(|event| event.kind.0);
-                // A chat has a lane in each namespace.
-                of.is_none_or(|of| namespace.is_some_and(|namespace| of.within(namespace) == *lane))
-            })
-            .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
-            .collect();
-        // By number, since `after` continues a list by number, and the lanes are in a hash map.
-        blocking.sort_unstable();
-        let blocked = |(id, lane): (i64, Lane)| {
-            let event = self.events.get(&id)?;
-            let since = match event.place {
-                Place::Holding { at } => at,
-                _ => event.first_failed.unwrap_or(event.accepted),
-            };
-            let line = self.lanes.get(&lane).map_or(0, BTreeSet::len);
-            Some(BlockedLane {
-                event: self.summary(id, event),
-                since: self.time_of_day(since),
-                waiting: (line.saturating_sub(1) as u64).min(BlockedLane::MOST_WAITING),
-            })
-        };
-        blocking
-            .into_iter()
-            .filter_map(blocked)
-            .take(limit)
-            .collect()
-    }
-
-    pub(super) fn pauses(&self) -> Vec<Pause> {
-        let kinds = self.paused.iter().map(|(kind, pause)| (Some(kind), pause));
-        let all = self.all_paused.iter().map(|pause| (None, pause));
-        all.chain(kinds)
-            .map(|(kind, pause)| Pause {
-                kind: kind.cloned(),
-                since: self.time_of_day(pause.since),
-                note: pause.note.clone(),
-            })
-            .collect()
-    }
-
-    pub(super) fn stats(&self) -> Stats {
-        let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
-        let of = |kind: &EventKind| KindStats {
-            kind: kind.clone(),
-            waiting: 0,
-            in_progress: 0,
-            retrying: 0,
-            dead: 0,
-            blocking: 0,
-            oldest: None,
-            is_paused: self.paused.contains_key(kind),
-        };
-        for kind in self.paused.keys() {
-            // A paused kind is shown before its first event, so that somebody can resume it.
-            kinds.insert(kind, of(kind));
-        }
-        for (id, event) in &self.events {
-            let (_, kind) = &event.kind;
-            // Settled events make an entry, too: their kind can be paused.
-            let stats = kinds.entry(kind).or_insert_with(|| of(kind));
-            // Most events are settled: they are passed over quickly.
-            if let Place::Ended { state, .. } = event.place
-                && state != EventState::Dead
-            {
-                continue;
-            }
-            let summary = self.summary(*id, event);
-            *match summary.state {
-                EventState::Waiting => &mut stats.waiting,
-                EventState::InProgress => &mut stats.in_progress,
-                EventState::Retrying => &mut stats.retrying,
-                EventState::Dead => &mut stats.dead,
-                EventState::Handled | EventState::Ignored | EventState::Discarded => continue,
-            } += 1;
-            if summary.state.is_unsettled() {
-                // The first one in the order of numbers is the oldest.
-                stats.oldest.get_or_insert(summary.accepted_at);
-            }
-        }
-        for (id, _) in self.blocking() {
-            if let Some(event) = self.events.get(&id)
-                && let Some(stats) = kinds.get_mut(&event.kind.1)
-            {
-                stats.blocking += 1;
-            }
-        }
-        Stats {
-            at: self.time_of_day(self.now),
-            kinds: kinds.into_values().collect(),
-            is_paused: self.all_paused.is_some(),
         }
     }
 }

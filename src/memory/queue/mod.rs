@@ -2,16 +2,18 @@
 
 mod accept;
 mod actions;
+mod blocked;
+mod change;
 mod claim;
-mod counts;
+mod count;
+mod forget;
 mod lanes;
 mod list;
-mod person;
+mod measure;
 mod purge;
 mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
@@ -21,18 +23,9 @@ use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which, paused};
-use crate::inbox::event::{
-    EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take, TakenEvent,
-};
-use crate::inbox::queue::{Accepted, Claims, Settled, Work};
-use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Pause, Records,
-    Stats,
-};
+use crate::inbox::Queue;
+use crate::inbox::event::{EventState, Lane, Namespace};
 use crate::lock::lock;
-use crate::store::StoreError;
-use crate::telemetry::{Count, CountsOf};
 
 /// Keeps events in memory: for tests, and for the sandbox.
 ///
@@ -122,6 +115,12 @@ impl MemoryQueue {
     }
 }
 
+impl From<MemoryQueue> for Queue {
+    fn from(queue: MemoryQueue) -> Self {
+        Self::of(queue, false)
+    }
+}
+
 partial_debug!(MemoryQueue, |it| events = it.lock().events.len());
 
 /// The name of an event that is due, in the order in which events are taken.
@@ -139,7 +138,7 @@ struct State {
     last_id: i64,
     last_fence: u128,
     events: BTreeMap<i64, Event>,
-    keys: HashMap<u128, Key>,
+    keys: HashMap<u128, KnownKey>,
     /// When keys are forgotten.
     forget: BTreeSet<(Instant, u128)>,
     /// When events that were handled or ignored were settled, for those that have their bodies.
@@ -164,7 +163,7 @@ struct State {
     /// What persons did, by number.
     actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
-    counts: counts::Counts,
+    counts: count::Counts,
     bytes: u64,
 }
 
@@ -192,13 +191,13 @@ impl Default for State {
             all_paused: None,
             actions: BTreeMap::new(),
             last_action: 0,
-            counts: counts::Counts::default(),
+            counts: count::Counts::default(),
             bytes: 0,
         }
     }
 }
 
-struct Key {
+struct KnownKey {
     body: u128,
     event: i64,
     until: Instant,
@@ -304,187 +303,3 @@ impl Event {
 
 /// Longer times are cut, so that no addition overflows.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
-
-impl Work for MemoryQueue {
-    const SHARED: bool = false;
-
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        Ok(self.lock().accept(event, take))
-    }
-
-    async fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> Result<Claims, StoreError> {
-        Ok(self.lock().claim(take, limit, suspects))
-    }
-
-    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
-        let mut state = self.lock();
-        // The order of a chat comes before a probe: an event behind another one is not taken.
-        let can_take = state.may_take(take, id.0) && state.is_first(id.0);
-        Ok(can_take.then(|| state.take(id.0, take)))
-    }
-
-    async fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> Result<Vec<Option<bool>>, StoreError> {
-        let mut state = self.lock();
-        Ok(leases
-            .iter()
-            // `None` is the answer of a database in which somebody else has locked the event.
-            .map(|held| Some(state.extend(held, lease)))
-            .collect())
-    }
-
-    async fn settle(
-        &self,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
-        Ok(self.lock().settle(lease, settlement, next))
-    }
-
-    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        let state = self.lock();
-        Ok(state.keys.get(&key).map(|key| EventId(key.event)))
-    }
-
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        Ok(self.lock().purge(keep_bodies))
-    }
-
-    async fn begin_bulk(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {
-        Ok(self.lock().begin_bulk(bulk, by))
-    }
-
-    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
-        Ok(self.lock().step_bulk(number, step))
-    }
-
-    async fn cancel_bulk(&self, number: i64, by: &By) -> Result<bool, StoreError> {
-        Ok(self.lock().cancel_bulk(number, by))
-    }
-
-    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
-        Ok(self.lock().note_counts(counts))
-    }
-
-    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
-        Ok(self.lock().counts(of))
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        Ok(self.lock().bytes)
-    }
-
-    async fn identity(&self) -> Result<i64, StoreError> {
-        Ok(self.lock().identity)
-    }
-}
-
-impl Records for MemoryQueue {
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        Ok(Listed {
-            events: self.lock().list(filter, page),
-            // `Page::within` has no effect here: a search in memory always reaches the end.
-            searched: None,
-        })
-    }
-
-    async fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
-        Ok(self.lock().blocked_lanes(chat, after, limit))
-    }
-
-    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        let state = self.lock();
-        Ok(state.events.get(&id.0).map(|event| EventRecord {
-            summary: state.summary(id.0, event),
-            body: event.body.clone(),
-            headers: event.headers.clone(),
-            failures: event
-                .past
-                .iter()
-                .map(|(at, failure)| PastFailure {
-                    at: state.time_of_day(*at),
-                    failure: failure.clone(),
-                })
-                .collect(),
-        }))
-    }
-
-    async fn redrive(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-        by: &By,
-    ) -> Result<Change, StoreError> {
-        Ok(self.lock().change_by(ActionKind::Redrive, id, from, by))
-    }
-
-    async fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-        by: &By,
-    ) -> Result<Change, StoreError> {
-        Ok(self.lock().change_by(ActionKind::Discard, id, from, by))
-    }
-
-    async fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-        by: &By,
-    ) -> Result<Forgotten, StoreError> {
-        Ok(self.lock().forget(chat, events, by))
-    }
-
-    async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        note: Option<&str>,
-        by: &By,
-    ) -> Result<(), StoreError> {
-        let mut state = self.lock();
-        let (name, done) = paused(kind, note);
-        state.note(by, done, None, Some(name), 0);
-        let pause = note.map(|note| Paused {
-            since: state.now,
-            note: note.to_owned(),
-        });
-        match (kind, pause) {
-            (None, pause) => state.all_paused = pause,
-            (Some(kind), Some(pause)) => drop(state.paused.insert(kind.clone(), pause)),
-            (Some(kind), None) => drop(state.paused.remove(kind)),
-        }
-        Ok(())
-    }
-
-    async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
-        Ok(self.lock().pauses())
-    }
-
-    async fn actions(
-        &self,
-        which: Which,
-        before: Option<i64>,
-        limit: usize,
-    ) -> Result<Vec<Action>, StoreError> {
-        Ok(self.lock().actions(which, before, limit))
-    }
-
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        Ok(self.lock().stats())
-    }
-}

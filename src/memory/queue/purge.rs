@@ -2,11 +2,22 @@
 
 use std::time::Duration;
 
-use super::{Event, OVERHEAD, Place, State};
+use async_trait::async_trait;
+
+use super::{Event, MemoryQueue, OVERHEAD, Place, State, size};
 use crate::inbox::event::EventState;
+use crate::inbox::queue::PurgeEvents;
+use crate::store::StoreError;
+
+#[async_trait]
+impl PurgeEvents for MemoryQueue {
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        Ok(self.lock().purge(keep_bodies))
+    }
+}
 
 impl State {
-    pub(super) fn purge(&mut self, keep_bodies: Duration) -> bool {
+    fn purge(&mut self, keep_bodies: Duration) -> bool {
         let keys = self.purge_keys();
         let bodies = self.purge_bodies(keep_bodies);
         let events = self.purge_events();
@@ -74,6 +85,13 @@ impl State {
             self.bytes -= OVERHEAD;
         }
         events
+    }
+
+    pub(super) fn delete_body(&mut self, id: i64) {
+        if let Some(body) = self.event(id).body.take() {
+            let headers = std::mem::take(&mut self.event(id).headers);
+            self.bytes -= size(&body, &headers);
+        }
     }
 }
 

@@ -1,12 +1,79 @@
-//! How attempts end.
+//! How attempts end, and their leases are extended.
 
+use std::time::Duration;
+
+use async_trait::async_trait;
 use tokio::time::Instant;
 
-use super::{Event, FOREVER, Place, State};
+use super::{Event, FOREVER, MemoryQueue, Place, State};
 use crate::inbox::event::{EventLease, EventState, Failure, Settlement, Take, uncounted};
-use crate::inbox::queue::Settled;
+use crate::inbox::queue::{SettleEvents, Settled};
+use crate::store::StoreError;
+
+#[async_trait]
+impl SettleEvents for MemoryQueue {
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        Ok(self.lock().settle(lease, settlement, next))
+    }
+
+    async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<Option<bool>>, StoreError> {
+        let mut state = self.lock();
+        Ok(leases
+            .iter()
+            // `None` is the answer of a database in which somebody else has locked the event.
+            .map(|held| Some(state.extend(held, lease)))
+            .collect())
+    }
+}
 
 impl State {
+    /// The event of a lease that is held, and the end of that lease. One that expired is held again, unless another
+    /// event of the lane comes first now.
+    fn held(&mut self, lease: &EventLease) -> Option<(i64, Instant)> {
+        let (id, fence) = (lease.id.0, lease.fence.0);
+        let event = self.events.get(&id)?;
+        match event.place {
+            Place::Taken { until, fence: held } if held == fence => Some((id, until)),
+            // The process was slow, and nobody has taken the event since: the crash is taken back.
+            Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
+                // It is not in `taken`, since the caller extends or settles it in the same operation.
+                let until = self.now;
+                self.unset_ready(id);
+                let event = self.event(id);
+                event.expired = None;
+                event.crashes -= 1;
+                event.place = Place::Taken { until, fence };
+                let lane = event.lane;
+                self.busy.extend(lane.map(|lane| (lane, id)));
+                Some((id, until))
+            }
+            _ => None,
+        }
+    }
+
+    fn extend(&mut self, lease: &EventLease, by: Duration) -> bool {
+        let Some((id, until)) = self.held(lease) else {
+            return false;
+        };
+        self.taken.remove(&(until, id));
+        let until = self.now + by.min(FOREVER);
+        self.taken.insert((until, id));
+        self.event(id).place = Place::Taken {
+            until,
+            fence: lease.fence.0,
+        };
+        true
+    }
+
     pub(super) fn settle(
         &mut self,
         lease: &EventLease,

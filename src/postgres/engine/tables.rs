@@ -1,5 +1,6 @@
 //! A schema of the user's database, and the pool of connections to it.
 
+use futures_util::future::BoxFuture;
 use sqlx::postgres::PgPool;
 
 use super::connections::Pool;
@@ -33,10 +34,13 @@ impl Tables {
     }
 
     /// Creates the tables, or upgrades those of an earlier release.
-    pub(crate) async fn migrate(&self, migrations: Migrations) -> Result<(), Error> {
-        migrate(self.pool.connections(), &self.schema, migrations).await?;
-        self.pool.warn_if_commits_can_be_lost().await;
-        Ok(())
+    // A box that this crate makes, so that the program of a user does not compile it.
+    pub(crate) fn migrate(&self, migrations: Migrations) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(async move {
+            migrate(self.pool.connections(), &self.schema, migrations).await?;
+            self.pool.warn_if_commits_can_be_lost().await;
+            Ok(())
+        })
     }
 
     /// Explains an error of a statement on the tables.

@@ -1,3 +1,5 @@
+-- What has expired is deleted.
+
 -- Deletes the kinds that have no event, but for those that somebody accepts just now.
 CREATE FUNCTION {schema}.purge_kinds() RETURNS void LANGUAGE plpgsql AS $tower_webhook$
 DECLARE
@@ -13,22 +15,6 @@ BEGIN
     DELETE FROM {schema}.kinds k
     WHERE k.id = ANY (v_kinds) AND NOT EXISTS (SELECT FROM {schema}.events e WHERE e.kind > 8 AND e.kind = k.id);
 END $tower_webhook$;
-
--- The size of what is left. Of a large table, a sample of some 1,000 pages: within some percent. An event without its body
--- takes about 400 bytes, with its key and what the indexes have of it.
-CREATE FUNCTION {schema}.size(p_table text) RETURNS bigint LANGUAGE sql VOLATILE SET jit = off SET lock_timeout = '400ms'
-AS $tower_webhook$
-    WITH pages AS MATERIALIZED (
-        SELECT greatest(pg_relation_size(p_table::regclass) / current_setting('block_size')::bigint, 1)::float8 AS pages
-    ), share AS MATERIALIZED (
-        SELECT CASE WHEN pages <= 2000 THEN 100 ELSE 100000 / pages END AS share FROM pages
-    )
-    SELECT (
-        (SELECT coalesce(sum(400 + coalesce(pg_column_size(body), 0) + coalesce(pg_column_size(headers), 0)), 0)
-            FROM {schema}.events TABLESAMPLE SYSTEM ((SELECT share FROM share)))
-        * 100 / (SELECT share FROM share)
-    )::bigint
-$tower_webhook$;
 
 -- Deletes bodies that were kept long enough, events whose retention has ended, and actions. Returns whether there may be more.
 -- When there is none, kinds without an event are deleted. Nothing is deleted for an hour after the clock has jumped
@@ -89,21 +75,6 @@ BEGIN
     IF FOUND THEN RETURN true; END IF;
     PERFORM {schema}.purge_kinds();
     RETURN false;
-END $tower_webhook$;
-
--- Keeps what a process has counted, and returns the time. It never waits for long, as a caller has one of few connections.
-CREATE FUNCTION {schema}.note_counts(
-    p_series text[], p_minutes bigint[], p_processes bigint[], p_kinds text[], p_outcomes text[], p_numbers bigint[],
-    p_samples text[], p_keys bytea[]
-) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '400ms' AS $tower_webhook$
-BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    INSERT INTO {schema}.counts AS c (series, span, minute, process, kind, outcome, number, sample, key)
-    SELECT series, 1, minute, process, kind, outcome, number, nullif(sample, ''), key
-    FROM unnest(p_series, p_minutes, p_processes, p_kinds, p_outcomes, p_numbers, p_samples, p_keys)
-        AS r (series, minute, process, kind, outcome, number, sample, key)
-    ON CONFLICT (series, span, minute, process, kind, outcome) DO UPDATE SET number = greatest(c.number, excluded.number);
-    RETURN {schema}.micros();
 END $tower_webhook$;
 
 -- Puts counts together that are older than so many minutes: those of each of `p_spans` into the next one, but for those of a

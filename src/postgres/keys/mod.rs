@@ -41,8 +41,7 @@ use crate::store::{
 /// use tower_webhook::{Secret, Webhooks};
 ///
 /// let pool = PgPool::connect("postgres://app@db.internal/app").await?;
-/// let store = PostgresStore::new(pool);
-/// store.migrate().await?;
+/// let store = PostgresStore::open(pool).await?;
 /// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
@@ -63,7 +62,20 @@ struct Shared {
 }
 
 impl PostgresStore {
-    /// Keeps the keys in the schema `tower_webhook` of the pool's database.
+    /// Keeps the keys in the schema `tower_webhook` of the pool's database, which is created or upgraded:
+    /// [`new`](Self::new) and [`migrate`](Self::migrate) in one.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`migrate`](Self::migrate).
+    pub async fn open(pool: PgPool) -> Result<Self, OpenError> {
+        let store = Self::new(pool);
+        store.migrate().await?;
+        Ok(store)
+    }
+
+    /// As [`open`](Self::open), without a call to the server: for those who choose [another schema](Self::with_schema),
+    /// migrate elsewhere, or start while the server is away.
     ///
     /// Call [`migrate`](Self::migrate) before the first delivery.
     #[must_use]

@@ -4,6 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
@@ -13,7 +14,7 @@ use super::parameters::{failures, some, sort};
 use super::rows::{duration, time};
 use crate::inbox::event::{EventId, EventLease, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
-use crate::inbox::queue::Accepted;
+use crate::inbox::queue::{AcceptEvents, Accepted};
 use crate::postgres::engine::{Uuid, Value, column, corrupt, micros};
 use crate::store::OpenError as Error;
 use crate::store::{EventKey, Fence};
@@ -24,10 +25,6 @@ const ACCEPT: &str = "
     FROM (SELECT set_config('tower_webhook.call', $19, true)) AS c (call)
     CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
     ORDER BY o_at";
-
-/// The number of the event that was accepted with a key.
-const FIND: &str =
-    "SELECT coalesce(event, 0) FROM {schema}.keys WHERE key = $1 AND done_until IS NOT NULL";
 
 pub(super) struct Accept {
     database: Arc<Database>,
@@ -41,8 +38,11 @@ impl Accept {
             calls: database.batches(execute),
         }
     }
+}
 
-    pub(super) async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted> {
+#[async_trait]
+impl AcceptEvents for Accept {
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted> {
         let take = take.filter(|take| take.kinds.takes(event.namespace, event.delivery.kind()));
         let lease = take.map(|take| micros(take.lease));
         let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
@@ -53,12 +53,6 @@ impl Accept {
             self.database.lend(taken);
         }
         Ok(accepted)
-    }
-
-    pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>> {
-        let rows = self.database.call(FIND, [Value::Id(key)]).await?;
-        let event = rows.first().map(|row| column(row, 0)).transpose()?;
-        Ok(event.map(EventId))
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
@@ -18,7 +19,7 @@ use super::floors::{Floor, Floors, LONGEST_LOOK};
 use super::{parameters, rows};
 use crate::error::Chain;
 use crate::inbox::event::{EventId, Take, TakenEvent};
-use crate::inbox::queue::Claims;
+use crate::inbox::queue::{ClaimEvents, Claims};
 use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
@@ -59,40 +60,6 @@ impl Claim {
             release: database.release(),
             abandoned: Arc::new(Semaphore::new(1)),
         }))
-    }
-
-    /// Takes at most `limit` events.
-    pub(super) async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
-        let floors = &self.0.floors;
-        if floors.begin_look(&take.kinds) {
-            let (claim, take) = (self.clone(), take.clone());
-            tokio::spawn(async move { claim.look(&take).await });
-        }
-        let connected = self.connect().await?;
-        let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
-        let execution = async move {
-            let called = claim.call(connected, &take, [limit, suspects], &floor, ALL);
-            let (claims, found, took) = called.await?;
-            claim.0.floors.learn(&take.kinds, &floor, found, took);
-            Ok(claims)
-        };
-        self.claiming(execution).await
-    }
-
-    /// Takes one event.
-    pub(super) async fn take(
-        &self,
-        EventId(id): EventId,
-        take: &Take,
-    ) -> Result<Option<TakenEvent>> {
-        let connected = self.connect().await?;
-        let (claim, take, from) = (self.clone(), take.clone(), Floor::default());
-        let execution = async move {
-            let called = claim.call(connected, &take, [1, 1], &from, id..=id);
-            let (claims, ..) = called.await?;
-            Ok(claims)
-        };
-        Ok(self.claiming(execution).await?.events.pop())
     }
 
     async fn connect(&self) -> Result<Connected> {
@@ -181,6 +148,37 @@ impl Claim {
                 self.0.floors.look_failed(&take.kinds);
             }
         }
+    }
+}
+
+#[async_trait]
+impl ClaimEvents for Claim {
+    async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
+        let floors = &self.0.floors;
+        if floors.begin_look(&take.kinds) {
+            let (claim, take) = (self.clone(), take.clone());
+            tokio::spawn(async move { claim.look(&take).await });
+        }
+        let connected = self.connect().await?;
+        let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
+        let execution = async move {
+            let called = claim.call(connected, &take, [limit, suspects], &floor, ALL);
+            let (claims, found, took) = called.await?;
+            claim.0.floors.learn(&take.kinds, &floor, found, took);
+            Ok(claims)
+        };
+        self.claiming(execution).await
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>> {
+        let connected = self.connect().await?;
+        let (claim, take, from) = (self.clone(), take.clone(), Floor::default());
+        let execution = async move {
+            let called = claim.call(connected, &take, [1, 1], &from, id.0..=id.0);
+            let (claims, ..) = called.await?;
+            Ok(claims)
+        };
+        Ok(self.claiming(execution).await?.events.pop())
     }
 }
 

@@ -2,10 +2,21 @@
 
 use crate::inbox::event::EventState;
 
-/// What [`rows::summary`](super::rows::summary) reads.
+/// What [`rows::summary`](super::rows::summary) reads of an event, but for its last failure.
 pub(super) const COLUMNS: &str =
     "e.seq, k.name, e.key, e.chat, s.state::text, e.accepted, s.at, s.due, s.failures,
     e.is_redriven";
+
+/// A page of events, whose first column is their number. Each row begins with the last failure of its event. A page is
+/// limited before failures are looked up.
+pub(super) fn with_last_failures(page: &str) -> String {
+    format!(
+        "SELECT f.*, p.* FROM {page} AS p (seq) LEFT JOIN LATERAL (
+            SELECT f.at, f.outcome, f.reason, f.took FROM {{schema}}.failures AS f
+            WHERE f.seq = p.seq ORDER BY f.id DESC LIMIT 1
+        ) AS f ON true"
+    )
+}
 
 /// The time of a statement, which it looks up once.
 pub(super) const NOW: &str = "(SELECT {schema}.micros())";

@@ -10,9 +10,9 @@ use sqlx::postgres::PgRow;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Lane, TakenEvent, UNCOUNTED};
+use crate::inbox::event::{EventId, EventLease, EventState, Failure, Lane, TakenEvent, UNCOUNTED};
 use crate::inbox::headers;
-use crate::inbox::records::EventSummary;
+use crate::inbox::records::{EventSummary, PastFailure};
 use crate::postgres::engine::{Uuid, column, corrupt};
 use crate::store::Fence;
 use crate::store::OpenError as Error;
@@ -133,22 +133,43 @@ fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
     }))
 }
 
+/// A failure, in the first columns. `None` where there is none.
+pub(super) fn failure(row: &PgRow) -> Result<Option<PastFailure>, Error> {
+    let Some(at) = column::<Option<i64>>(row, 0)? else {
+        return Ok(None);
+    };
+    Ok(Some(PastFailure {
+        at: time(at),
+        failure: Failure {
+            outcome: text(row, 1)?.unwrap_or_default(),
+            reason: text(row, 2)?.unwrap_or_default(),
+            took: duration(row, 3)?,
+        },
+    }))
+}
+
+/// The column of an event's number, behind those of its last failure, and the first one behind its [`summary`].
+pub(super) const NUMBER: usize = 4;
+pub(super) const REST: usize = 14;
+
+/// An event, in the columns up to [`REST`].
 pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
     let at = |at: usize| -> Result<Option<SystemTime>, Error> {
         Ok(column::<Option<i64>>(row, at)?.map(time))
     };
     Ok(EventSummary {
-        id: EventId(column(row, 0)?),
-        kind: kind(row, 1)?,
+        last_failure: failure(row)?,
+        id: EventId(column(row, NUMBER)?),
+        kind: kind(row, 5)?,
         // One that cannot be read must not hide the others of a list.
-        key: key(row, 2).unwrap_or_default(),
-        chat: text(row, 3)?,
-        state: state(row, 4)?,
-        accepted_at: time(column(row, 5)?),
-        settled_at: at(6)?,
-        due_at: at(7)?,
-        failures: count(row, 8)?,
-        is_redriven: column(row, 9)?,
+        key: key(row, 6).unwrap_or_default(),
+        chat: text(row, 7)?,
+        state: state(row, 8)?,
+        accepted_at: time(column(row, 9)?),
+        settled_at: at(10)?,
+        due_at: at(11)?,
+        failures: count(row, 12)?,
+        is_redriven: column(row, 13)?,
     })
 }
 

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 use tokio::time::{sleep, timeout};
 
@@ -12,7 +13,7 @@ use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
 use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
-use crate::inbox::queue::Settled;
+use crate::inbox::queue::{SettleEvents, Settled};
 use crate::postgres::engine::{Value, column, micros};
 use crate::store::OpenError as Error;
 
@@ -32,8 +33,53 @@ const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 
-/// The calls that end attempts.
-pub(super) type Ends = Arc<Batches<End>>;
+pub(super) struct Settle {
+    database: Arc<Database>,
+    calls: Arc<Batches<End>>,
+}
+
+impl Settle {
+    pub(super) fn new(database: &Arc<Database>) -> Self {
+        Self {
+            database: Arc::clone(database),
+            calls: database.batches(|database, calls| async move { database.end(calls).await }),
+        }
+    }
+}
+
+#[async_trait]
+impl SettleEvents for Settle {
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled> {
+        let end = End {
+            lease: *lease,
+            settlement: settlement.clone(),
+            next: next.cloned(),
+        };
+        let mut settled = self.calls.call(end).await?;
+        if let Settled::Ended(Some(next)) = &mut settled {
+            self.database.lend(next);
+        }
+        Ok(settled)
+    }
+
+    async fn extend(&self, leases: &[EventLease], lease: Duration) -> Result<Vec<Option<bool>>> {
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut leases = leases.to_vec();
+        let order = sort(&mut leases, |lease| (lease.place, lease.id));
+        let [ids, fences, places] = handles(leases.iter());
+        let values = [ids, fences, places, Value::Number(micros(lease))];
+        let rows = self.database.call(EXTEND, values).await?;
+        let held = rows.iter().map(|row| column(row, 0));
+        Ok(unsort(held.collect::<Result<_, _>>()?, &order))
+    }
+}
 
 impl Database {
     /// Collects calls that share a statement.
@@ -47,10 +93,6 @@ impl Database {
         let database = Arc::clone(self);
         let execute = move |calls| execute(Arc::clone(&database), calls);
         Batches::new(execute, self.locked(), self.release())
-    }
-
-    pub(super) fn ends(self: &Arc<Self>) -> Ends {
-        self.batches(|database, calls| async move { database.end(calls).await })
     }
 
     /// Gives up events that nobody waits for.
@@ -98,53 +140,17 @@ impl Database {
         self.end(vec![end]).await;
     }
 
-    pub(super) async fn settle(
-        &self,
-        ends: &Ends,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled> {
-        let end = End {
-            lease: *lease,
-            settlement: settlement.clone(),
-            next: next.cloned(),
-        };
-        let mut settled = ends.call(end).await?;
-        if let Settled::Ended(Some(next)) = &mut settled {
-            self.lend(next);
-        }
-        Ok(settled)
-    }
-
     async fn end(&self, mut calls: Vec<End>) -> Executed<Settled> {
         // Events without a lane have one place. Renewals lock rows in the same order.
         let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
         let settled = self.execute(SETTLE, &calls, values, |_, row| settled(row));
         settled.await.unsort(&order)
     }
-
-    pub(super) async fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> Result<Vec<Option<bool>>> {
-        if leases.is_empty() {
-            return Ok(Vec::new());
-        }
-        let mut leases = leases.to_vec();
-        let order = sort(&mut leases, |lease| (lease.place, lease.id));
-        let [ids, fences, places] = handles(leases.iter());
-        let values = [ids, fences, places, Value::Number(micros(lease))];
-        let rows = self.call(EXTEND, values).await?;
-        let held = rows.iter().map(|row| column(row, 0));
-        Ok(unsort(held.collect::<Result<_, _>>()?, &order))
-    }
 }
 
 /// An attempt to be ended.
 #[derive(Clone)]
-pub(super) struct End {
+struct End {
     lease: EventLease,
     settlement: Settlement,
     next: Option<Take>,

@@ -10,10 +10,10 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Lets the writer of one [`Engine`](super::Engine) pause. Clones share the writer.
 #[derive(Clone, Default)]
-pub(super) struct Pause(Arc<Shared>);
+pub(super) struct Pause(Arc<Waiters>);
 
 #[derive(Default)]
-struct Shared {
+struct Waiters {
     state: Mutex<State>,
     changed: Condvar,
 }

@@ -51,9 +51,9 @@ impl FileId {
 
 /// The three files as they were seen last.
 pub(super) struct Watch {
-    file: Seen,
-    log: Seen,
-    index: Seen,
+    file: Stamp,
+    log: Stamp,
+    index: Stamp,
     /// Changes when the file is vacuumed, which may truncate it.
     schema: i64,
     /// If a file is gone, whether the rest has everything that was acknowledged.
@@ -61,7 +61,7 @@ pub(super) struct Watch {
     is_truncated: bool,
 }
 
-struct Seen {
+struct Stamp {
     path: PathBuf,
     id: FileId,
     size: u64,
@@ -73,7 +73,7 @@ enum Found {
     Other,
 }
 
-impl Seen {
+impl Stamp {
     fn first(path: &Path, end: &str) -> io::Result<Self> {
         let mut name = path.as_os_str().to_owned();
         name.push(end);
@@ -102,7 +102,7 @@ impl Seen {
 impl Watch {
     /// Looks at the files of a connection that has read something, so that they are not deleted as unused any more.
     pub(super) fn start(path: &Path, db: &Connection) -> Result<Self, Reason> {
-        let seen = |end| Seen::first(path, end).map_err(Reason::Create);
+        let seen = |end| Stamp::first(path, end).map_err(Reason::Create);
         Ok(Self {
             file: seen("")?,
             log: seen("-wal")?,

@@ -1,17 +1,18 @@
 //! How an event is stored, or recognised as a duplicate.
 
+use async_trait::async_trait;
 use rusqlite::{Result, params};
 
 use super::row::{self, Work};
-use super::{chats, kinds, lanes};
+use super::{SqliteQueue, chats, kinds, lanes};
 use crate::delivery::IdempotencyKey;
 use crate::inbox::event::{EventId, NewEvent, Take};
 use crate::inbox::headers;
-use crate::inbox::queue::Accepted;
-use crate::sqlite::engine::Tx;
+use crate::inbox::queue::{AcceptEvents, Accepted};
+use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::keys::rows::{self as keys, Taken};
 use crate::sqlite::schema::{Place, State};
-use crate::store::EventKey;
+use crate::store::{EventKey, StoreError};
 
 const INSERT: &str = "
     INSERT INTO events
@@ -22,6 +23,18 @@ const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST];
+
+#[async_trait]
+impl AcceptEvents for SqliteQueue {
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        let take = take.cloned();
+        self.run_for(Need::Durable, move |tx, is_awaited| {
+            let take = take.as_ref().filter(|_| is_awaited);
+            accept(tx, &event, &[], take)
+        })
+        .await
+    }
+}
 
 /// The number of the event that was accepted last, once a transaction has read it.
 #[derive(Default)]
@@ -43,24 +56,11 @@ pub(super) fn accept(
     line: &[u8],
     take: Option<&Take>,
 ) -> Result<Accepted> {
-    let guard = event
-        .guard
-        .filter(|guard| event.key.is_none_or(|key| key.key() != guard.key()));
-    if guard.is_some() {
-        // Neither is recorded unless both can be.
-        for digests in [event.key, guard].into_iter().flatten() {
-            if let Some(taken) = keys::taken(tx, digests)? {
-                return Ok(refusal(event, digests, &taken));
-            }
-        }
-    }
     let delivery = &event.delivery;
     let seq = last(tx)? + 1;
     let keep_until = row::after(tx.now, event.retain);
-    for digests in [event.key, guard].into_iter().flatten() {
-        if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
-            return Ok(refusal(event, digests, &taken));
-        }
+    if let Some(refusal) = record_keys(tx, event, seq, keep_until)? {
+        return Ok(refusal);
     }
 
     // After the keys, as a copy of a delivery may have any kind.
@@ -100,6 +100,32 @@ pub(super) fn accept(
         id,
         taken: Some(Box::new(lanes::taken(tx, &work, fence, delivery))),
     })
+}
+
+/// Records the key and the guard of an event, or returns why it is not accepted.
+fn record_keys(
+    tx: &mut Tx<'_>,
+    event: &NewEvent,
+    seq: i64,
+    keep_until: i64,
+) -> Result<Option<Accepted>> {
+    let guard = event
+        .guard
+        .filter(|guard| event.key.is_none_or(|key| key.key() != guard.key()));
+    if guard.is_some() {
+        // Neither is recorded unless both can be.
+        for digests in [event.key, guard].into_iter().flatten() {
+            if let Some(taken) = keys::taken(tx, digests)? {
+                return Ok(Some(refusal(event, digests, &taken)));
+            }
+        }
+    }
+    for digests in [event.key, guard].into_iter().flatten() {
+        if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
+            return Ok(Some(refusal(event, digests, &taken)));
+        }
+    }
+    Ok(None)
 }
 
 /// Writes an event and its body.

@@ -1,15 +1,13 @@
-//! What persons did, in the transactions of the changes; and changes of all events that match.
+//! What persons did, in the transactions of the changes.
 
 use rusqlite::types::Type;
 use rusqlite::{Result, Row, params};
 
-use super::{person, row};
+use super::row;
 use crate::inbox::actions::{
-    Action, ActionKind, Bulk, BulkState, BulkStep, By, INTERRUPTED_AFTER, KEPT, MOST, NewBulk,
-    Which,
+    Action, ActionKind, Bulk, BulkState, By, INTERRUPTED_AFTER, KEPT, MOST, Which,
 };
-use crate::inbox::event::{EventId, EventState};
-use crate::inbox::records::Change;
+use crate::inbox::event::EventId;
 use crate::sqlite::engine::{Tx, clock};
 
 const INSERT: &str = "
@@ -48,17 +46,6 @@ const FORGET_BULKS: &str = "
     UPDATE actions
     SET chat = NULL, about = NULL, reason = '', state = iif(state = 'running', 'cancelled', state)
     WHERE chat = ?1";
-const BEGIN: &str = "
-    INSERT INTO actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, stepped)
-    VALUES (?1, ?2, ?3, ?4, ?5, 0, 'running', ?6, 0, 0, ?7, ?1)";
-const IS_AT: &str =
-    "SELECT 1 FROM actions WHERE number = ?1 AND state = 'running' AND reached = ?2";
-const STEP: &str = "
-    UPDATE actions
-    SET changed = changed + ?2, skipped = skipped + ?3, reached = ?4, state = iif(?5, 'done', state), stepped = ?6
-    WHERE number = ?1";
-const CANCEL: &str =
-    "UPDATE actions SET state = 'cancelled' WHERE number = ?1 AND state = 'running'";
 // The last row is kept, so that no number is used twice, and so is a change that is running.
 const PURGE: &str = "
     DELETE FROM actions
@@ -77,10 +64,6 @@ pub(super) const STATEMENTS: &[&str] = &[
     OF_EVENT,
     RUNNING,
     FORGET_BULKS,
-    BEGIN,
-    IS_AT,
-    STEP,
-    CANCEL,
     PURGE,
 ];
 
@@ -113,34 +96,7 @@ pub(super) fn note(
     Ok(())
 }
 
-/// Redrives or discards an event, and records who did it.
-pub(super) fn change(
-    tx: &mut Tx<'_>,
-    kind: ActionKind,
-    id: EventId,
-    from: Option<EventState>,
-    by: &By,
-) -> Result<Change> {
-    let change = redrive_or_discard(tx, kind == ActionKind::Redrive, id, from)?;
-    if change == Change::Made {
-        note(tx, by, kind, Some(id.0), None, 1)?;
-    }
-    Ok(change)
-}
-
-fn redrive_or_discard(
-    tx: &mut Tx<'_>,
-    redrives: bool,
-    id: EventId,
-    from: Option<EventState>,
-) -> Result<Change> {
-    match redrives {
-        true => person::redrive(tx, id, from),
-        false => person::discard(tx, id, from),
-    }
-}
-
-fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
+pub(super) fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
     tx.prepare(LINK)?.execute([event, action])?;
     Ok(())
 }
@@ -190,60 +146,6 @@ pub(super) fn list(
     };
     let mut actions = tx.prepare(sql)?;
     actions.query_map([before, limit], read)?.collect()
-}
-
-pub(super) fn begin(tx: &Tx<'_>, bulk: &NewBulk, by: &By) -> Result<i64> {
-    let row = params![
-        tx.now,
-        by.who(),
-        by.reason(),
-        bulk.kind.name(),
-        bulk.about,
-        bulk.chat,
-        bulk.rate
-    ];
-    tx.prepare(BEGIN)?.execute(row)?;
-    Ok(tx.db.last_insert_rowid())
-}
-
-pub(super) fn step(tx: &mut Tx<'_>, number: i64, step: &BulkStep) -> Result<bool> {
-    if !tx.prepare(IS_AT)?.exists([number, step.from.0])? {
-        return Ok(false);
-    }
-    let (mut changed, mut skipped) = (0_i64, 0_i64);
-    for (id, from) in &step.events {
-        if redrive_or_discard(tx, step.redrives, *id, Some(*from))? == Change::Made {
-            link(tx, id.0, number)?;
-            changed += 1;
-        } else {
-            skipped += 1;
-        }
-    }
-    let row = params![
-        number,
-        changed,
-        skipped,
-        step.reached.0,
-        step.is_last,
-        tx.now
-    ];
-    tx.prepare(STEP)?.execute(row)?;
-    Ok(true)
-}
-
-pub(super) fn cancel(tx: &Tx<'_>, number: i64, by: &By) -> Result<bool> {
-    let is_running = tx.prepare(CANCEL)?.execute([number])? == 1;
-    if is_running {
-        note(
-            tx,
-            by,
-            ActionKind::Cancel,
-            None,
-            Some(&number.to_string()),
-            0,
-        )?;
-    }
-    Ok(is_running)
 }
 
 fn action(row: &Row<'_>, now: i64) -> Result<Action> {

@@ -1,16 +1,16 @@
 //! How events are taken that wait.
 
-use std::time::Duration;
-
+use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Result, Row, params};
 
 use super::kinds::Names;
-use super::lanes;
 use super::row::{self, Work};
-use crate::inbox::event::{EventId, EventLease, Take, TakenEvent};
-use crate::inbox::queue::Claims;
-use crate::sqlite::engine::Tx;
+use super::{SqliteQueue, lanes};
+use crate::inbox::event::{EventId, Take, TakenEvent};
+use crate::inbox::queue::{ClaimEvents, Claims};
+use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, sql};
+use crate::store::StoreError;
 
 // Of the kinds that have an event in a place, the next one, with its event that is due first.
 const NEXT_KIND: &str = sql!(
@@ -23,15 +23,28 @@ const FIRST: &str = sql!(
     SELECT kind, due, seq FROM work INDEXED BY work_due
     WHERE place = ?1 AND place <> $Behind AND kind = ?2 ORDER BY due, seq"
 );
-// A lease that has expired takes the event back, which was counted as crashed.
-const EXTEND: &str = sql!(
-    "
-    UPDATE work SET place = $Taken, due = ?3, crashes = crashes - (place <> $Taken)
-    WHERE seq = ?1 AND fence = ?2 AND place <= $Taken"
-);
-
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[NEXT_KIND, FIRST, EXTEND];
+pub(super) const STATEMENTS: &[&str] = &[NEXT_KIND, FIRST];
+
+#[async_trait]
+impl ClaimEvents for SqliteQueue {
+    async fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        let take = take.clone();
+        self.run(Need::Write, move |tx| claim(tx, &take, limit, suspects))
+            .await
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let take = take.clone();
+        self.run(Need::Write, move |tx| self::take(tx, id, &take))
+            .await
+    }
+}
 
 /// How many events a call returns to their lines at most.
 const RETURNS: usize = 256;
@@ -89,7 +102,7 @@ impl Earliest {
     }
 }
 
-pub(super) fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
+fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
     let mut names = Names::default();
     let mut next = Earliest::default();
     return_to_lines(tx, take, &mut names, &mut next)?;
@@ -138,11 +151,7 @@ pub(super) fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize)
 }
 
 /// Takes one event, if it can be taken.
-pub(super) fn take(
-    tx: &mut Tx<'_>,
-    EventId(seq): EventId,
-    take: &Take,
-) -> Result<Option<TakenEvent>> {
+fn take(tx: &mut Tx<'_>, EventId(seq): EventId, take: &Take) -> Result<Option<TakenEvent>> {
     let Some(work) = Work::find(tx, seq)? else {
         return Ok(None);
     };
@@ -182,20 +191,4 @@ fn return_to_lines(tx: &Tx<'_>, take: &Take, names: &mut Names, next: &mut Earli
         }
     }
     Ok(())
-}
-
-pub(super) fn extend(
-    tx: &Tx<'_>,
-    leases: &[EventLease],
-    lease: Duration,
-) -> Result<Vec<Option<bool>>> {
-    let until = row::lease_end(tx.now, lease);
-    let mut extend = tx.prepare(EXTEND)?;
-    leases
-        .iter()
-        .map(|held| {
-            let fence = held.fence.0.to_be_bytes();
-            Ok(Some(extend.execute(params![held.id.0, fence, until])? == 1))
-        })
-        .collect()
 }

@@ -145,18 +145,18 @@ pub(super) fn pauses(tx: &Tx<'_>) -> rusqlite::Result<Vec<Pause>> {
     Ok(pauses)
 }
 
-/// All kinds by number, and whether they are paused themselves. With that of everything, which is 0.
-pub(super) fn all(tx: &Tx<'_>) -> Result<Vec<(i64, Option<EventKind>, bool)>> {
+/// All kinds by number, and whether they are paused themselves.
+pub(super) fn all(tx: &Tx<'_>) -> Result<Vec<(i64, EventKind, bool)>> {
     let mut all = tx.prepare(ALL)?;
-    let kinds = all.query_map([], |row| {
-        let id = row.get(0)?;
-        let kind = match id {
-            0 => None,
-            _ => Some(row::read_kind(row, 1)?),
-        };
-        Ok((id, kind, row.get(2)?))
-    })?;
-    kinds.collect()
+    let mut rows = all.query([])?;
+    let mut kinds = Vec::new();
+    while let Some(row) = rows.next()? {
+        // 0 is the number of everything.
+        if row.get::<_, i64>(0)? != 0 {
+            kinds.push((row.get(0)?, row::read_kind(row, 1)?, row.get(2)?));
+        }
+    }
+    Ok(kinds)
 }
 
 /// The namespaces of all kinds.

@@ -1,8 +1,9 @@
-//! What is read of events: pages of a list, single events, blocked lanes.
+//! What is read of events: pages of a list, and single events.
 
 use std::ops::RangeInclusive;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
 use rusqlite::{OptionalExtension, Result, Row, params};
@@ -10,12 +11,18 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 use super::kinds::Names;
 use super::row::{self, Work};
 use super::search::{self, FIRST};
-use super::{kinds, lanes};
+use super::{SqliteQueue, actions, blocked};
+use crate::inbox::actions::{Action, Which};
 use crate::inbox::event::{EventId, EventState, Failure, Lane};
 use crate::inbox::headers;
-use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Page, PastFailure};
+use crate::inbox::queue::ListEvents;
+use crate::inbox::records::{
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure,
+};
 use crate::sqlite::engine::{Tx, clock};
-use crate::sqlite::schema::{Place, State, sql};
+use crate::sqlite::keys;
+use crate::sqlite::schema::{Place, State};
+use crate::store::StoreError;
 
 const SUMMARY: &str = "
     SELECT e.kind, e.state, e.key, e.chat, e.accepted, e.settled, e.failures, e.redriven,
@@ -27,36 +34,93 @@ const FAILURES: &str =
 const HAS_ERROR: &str = "
     SELECT 1 FROM failures
     WHERE seq = ?1 AND (instr(lower(outcome), ?2) > 0 OR instr(lower(reason), ?2) > 0)";
-const LAST_FAILURE: &str = "SELECT at FROM failures WHERE seq = ?1 ORDER BY number DESC";
-const BLOCKING: &str = sql!(concat!(
-    "SELECT ",
-    row::columns!(),
-    " FROM work INDEXED BY work_blocking
-    WHERE place < $Behind AND lane IS NOT NULL AND (tried OR crashes > 0) AND seq > ?1 ORDER BY seq"
-));
-// Most of them need not be counted.
-const WAITING: &str =
-    sql!("SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind");
-
+const LAST_FAILURE: &str =
+    "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number DESC";
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[
-    SUMMARY,
-    CONTENT,
-    FAILURES,
-    HAS_ERROR,
-    LAST_FAILURE,
-    BLOCKING,
-    WAITING,
-];
+pub(super) const STATEMENTS: &[&str] = &[SUMMARY, CONTENT, FAILURES, HAS_ERROR, LAST_FAILURE];
 
-/// A part of a list.
-pub(super) struct Found {
-    pub(super) events: Vec<EventSummary>,
-    /// The event after which the search goes on.
-    pub(super) seen: Option<EventId>,
+/// How many blocked lanes a step returns.
+const LANES_AT_ONCE: usize = 50;
+
+#[async_trait]
+impl ListEvents for SqliteQueue {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        let began = Instant::now();
+        let mut listed = Listed::default();
+        let mut page = page;
+        if filter.chat.is_some() && filter.body.is_none() {
+            // These are found by an index.
+            page.within = None;
+        }
+        let limit = page.limit;
+        while listed.events.len() < limit {
+            page.limit = limit - listed.events.len();
+            let filter = filter.clone();
+            let step = self.read(move |tx| list(tx, &filter, page));
+            let found = step.await?;
+            listed.events.extend(found.events);
+            if found.seen.is_none() {
+                break;
+            }
+            page.after = found.seen;
+            if page.within.is_some_and(|time| began.elapsed() >= time) {
+                listed.searched = found.seen;
+                break;
+            }
+        }
+        Ok(listed)
+    }
+
+    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        self.read(move |tx| get(tx, id)).await
+    }
+
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let event = self.read(move |tx| keys::rows::event(tx, key)).await?;
+        Ok(event.map(EventId))
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let lane = chat.map(Lane::of_chat);
+        let (mut lanes, mut after) = (Vec::new(), after);
+        while lanes.len() < limit {
+            let most = (limit - lanes.len()).min(LANES_AT_ONCE);
+            let step = self.read(move |tx| blocked::lanes(tx, lane, after, most));
+            let found = step.await?;
+            let is_last = found.len() < most;
+            lanes.extend(found);
+            after = lanes.last().map(|lane: &BlockedLane| lane.event.id);
+            if is_last {
+                break;
+            }
+        }
+        Ok(lanes)
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        self.read(move |tx| actions::list(tx, which, before, limit))
+            .await
+    }
 }
 
-pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
+/// A part of a list.
+struct Found {
+    events: Vec<EventSummary>,
+    /// The event after which the search goes on.
+    seen: Option<EventId>,
+}
+
+fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
     let mut found = Found {
         events: Vec::new(),
         seen: None,
@@ -72,7 +136,7 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
     found.seen = seen.map(EventId);
     let mut names = Names::default();
     for seq in candidates {
-        let Some(event) = summary(tx, EventId(seq), &mut names)? else {
+        let Some(mut event) = summary(tx, EventId(seq), &mut names)? else {
             continue;
         };
         if !filter.matches(&event) {
@@ -83,12 +147,9 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
         {
             continue;
         }
-        if filter.failed_from.is_some() || filter.failed_until.is_some() {
-            let mut last = tx.prepare(LAST_FAILURE)?;
-            let at = last.query_row([seq], |row| Ok(row::time(row.get(0)?)));
-            if !filter.matches_last_failure(at.optional()?) {
-                continue;
-            }
+        event.last_failure = last_failure(tx, event.id)?;
+        if !filter.matches_last_failure(event.last_failure.as_ref().map(|last| last.at)) {
+            continue;
         }
         if filter.body.is_some() {
             let mut content = tx.prepare(CONTENT)?;
@@ -163,6 +224,7 @@ fn millis(time: SystemTime) -> i64 {
     i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
 }
 
+/// An event, without its last failure.
 pub(super) fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> Result<Option<EventSummary>> {
     let mut summary = tx.prepare(SUMMARY)?;
     let found = summary.query_row([id.0], |row| read_summary(tx, row, id, names));
@@ -212,11 +274,12 @@ fn read_summary(
         due_at,
         failures,
         is_redriven: row.get(7)?,
+        last_failure: None,
     }))
 }
 
-pub(super) fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
-    let Some(summary) = summary(tx, id, &mut Names::default())? else {
+fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
+    let Some(mut summary) = summary(tx, id, &mut Names::default())? else {
         return Ok(None);
     };
     let mut content = tx.prepare(CONTENT)?;
@@ -228,69 +291,30 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
     });
     let (body, headers) = content.optional()?.unzip();
     let mut failures = tx.prepare(FAILURES)?;
-    let failures = failures.query_map([id.0], |row| {
-        Ok(PastFailure {
-            at: row::time(row.get(0)?),
-            failure: Failure {
-                outcome: row.get(1)?,
-                reason: row.get(2)?,
-                took: row
-                    .get::<_, Option<i64>>(3)?
-                    .map(|took| Duration::from_micros(took.unsigned_abs())),
-            },
-        })
-    })?;
+    let failures = failures.query_map([id.0], read_failure)?;
+    let failures: Vec<_> = failures.collect::<Result<_, _>>()?;
+    summary.last_failure = failures.last().cloned();
     Ok(Some(EventRecord {
         summary,
         body,
         headers: headers.unwrap_or_default(),
-        failures: failures.collect::<Result<_, _>>()?,
+        failures,
     }))
 }
 
-/// The events for which their lanes wait since they failed: those of a step, or those of one chat by its lane in the empty
-/// namespace.
-pub(super) fn blocked_lanes(
-    tx: &Tx<'_>,
-    lane: Option<Lane>,
-    after: Option<EventId>,
-    limit: usize,
-) -> Result<Vec<BlockedLane>> {
-    let after = after.map_or(i64::MIN, |EventId(seq)| seq);
-    let found: Vec<Work> = match lane {
-        Some(lane) => {
-            let namespaces = kinds::namespaces(tx)?.into_iter();
-            let first = |namespace| lanes::first(tx, lane.within(namespace).0).transpose();
-            let mut found: Vec<_> = namespaces.filter_map(first).collect::<Result<_, _>>()?;
-            found.retain(|work: &Work| work.is_blocking() && work.seq > after);
-            found.sort_unstable_by_key(|work| work.seq);
-            found.truncate(limit);
-            found
-        }
-        None => {
-            let mut blocking = tx.prepare(BLOCKING)?;
-            let blocking = blocking.query_map([after], Work::read)?;
-            blocking.take(limit).collect::<Result<_, _>>()?
-        }
-    };
-    let mut names = Names::default();
-    let mut lanes = Vec::new();
-    for work in found {
-        let Some(event) = summary(tx, EventId(work.seq), &mut names)? else {
-            continue;
-        };
-        let mut waiting = tx.prepare(WAITING)?;
-        let mut rows = waiting.query([work.lane])?;
-        let mut waiting = 0;
-        while waiting < BlockedLane::MOST_WAITING && rows.next()?.is_some() {
-            waiting += 1;
-        }
-        let first_failed = work.first_failed.map_or(event.accepted_at, row::time);
-        lanes.push(BlockedLane {
-            since: event.settled_at.unwrap_or(first_failed),
-            event,
-            waiting,
-        });
-    }
-    Ok(lanes)
+pub(super) fn last_failure(tx: &Tx<'_>, EventId(seq): EventId) -> Result<Option<PastFailure>> {
+    let mut last = tx.prepare(LAST_FAILURE)?;
+    last.query_row([seq], read_failure).optional()
+}
+
+fn read_failure(row: &Row<'_>) -> Result<PastFailure> {
+    let took: Option<i64> = row.get(3)?;
+    Ok(PastFailure {
+        at: row::time(row.get(0)?),
+        failure: Failure {
+            outcome: row.get(1)?,
+            reason: row.get(2)?,
+            took: took.map(|took| Duration::from_micros(took.unsigned_abs())),
+        },
+    })
 }

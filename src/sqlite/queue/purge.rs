@@ -2,12 +2,15 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use rusqlite::{Result, Statement};
 
 use super::row::DELETE_FAILURES;
-use super::{accept, actions, chats, counts, kinds};
-use crate::sqlite::engine::{Tx, clock};
+use super::{SqliteQueue, accept, actions, chats, count, kinds};
+use crate::inbox::queue::PurgeEvents;
+use crate::sqlite::engine::{Need, Tx, clock};
 use crate::sqlite::schema::sql;
+use crate::store::StoreError;
 
 // Without a LIMIT: the few rows that are needed are read one by one. An event that has a body is settled later than its
 // body is deleted, though its retention may have ended before.
@@ -48,7 +51,15 @@ pub(super) const STATEMENTS: &[&str] = &[
 /// How many rows of each sort a step deletes.
 const STEP: usize = 256;
 
-pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
+#[async_trait]
+impl PurgeEvents for SqliteQueue {
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        self.run(Need::Write, move |tx| purge(tx, keep_bodies))
+            .await
+    }
+}
+
+fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
     let settled_before = tx.now.saturating_sub(clock::after(0, keep_bodies));
     let bodies = some(&mut *tx.prepare(BODIES)?, settled_before)?;
     for seq in &bodies {
@@ -69,7 +80,7 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
             tx.prepare(delete)?.execute([seq])?;
         }
     }
-    if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? || counts::purge(tx)? {
+    if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? || count::purge(tx)? {
         return Ok(true);
     }
     kinds::purge(tx)?;

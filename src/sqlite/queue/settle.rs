@@ -1,13 +1,17 @@
-//! How an attempt ends.
+//! How an attempt ends, and how its lease is extended.
 
+use std::time::Duration;
+
+use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Result, params};
 
-use super::lanes;
 use super::row::{self, Work};
+use super::{SqliteQueue, lanes};
 use crate::inbox::event::{EventLease, Settlement, Take, uncounted};
-use crate::inbox::queue::Settled;
-use crate::sqlite::engine::Tx;
+use crate::inbox::queue::{SettleEvents, Settled};
+use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, State, sql};
+use crate::store::StoreError;
 
 // Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`,
 // which opens a table of its own for each row.
@@ -23,8 +27,42 @@ const REMOVE_FIRST: &str = sql!(
     WHERE seq = ?1 AND fence = ?2 AND place = $Taken AND lane = ?3 AND failures = 0"
 );
 
+// A lease that has expired takes the event back, which was counted as crashed.
+const EXTEND: &str = sql!(
+    "
+    UPDATE work SET place = $Taken, due = ?3, crashes = crashes - (place <> $Taken)
+    WHERE seq = ?1 AND fence = ?2 AND place <= $Taken"
+);
+
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[HELD, REMOVE_FIRST];
+pub(super) const STATEMENTS: &[&str] = &[HELD, REMOVE_FIRST, EXTEND];
+
+#[async_trait]
+impl SettleEvents for SqliteQueue {
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
+        self.run_for(Need::Durable, move |tx, is_awaited| {
+            let next = next.as_ref().filter(|_| is_awaited);
+            settle(tx, &lease, &settlement, next)
+        })
+        .await
+    }
+
+    async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<Option<bool>>, StoreError> {
+        let leases = leases.to_vec();
+        self.run(Need::Write, move |tx| extend(tx, &leases, lease))
+            .await
+    }
+}
 
 pub(super) fn settle(
     tx: &mut Tx<'_>,
@@ -136,4 +174,16 @@ fn put_back(
         Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_) => {}
     }
     Ok(Settled::Ended(None))
+}
+
+fn extend(tx: &Tx<'_>, leases: &[EventLease], lease: Duration) -> Result<Vec<Option<bool>>> {
+    let until = row::lease_end(tx.now, lease);
+    let mut extend = tx.prepare(EXTEND)?;
+    leases
+        .iter()
+        .map(|held| {
+            let fence = held.fence.0.to_be_bytes();
+            Ok(Some(extend.execute(params![held.id.0, fence, until])? == 1))
+        })
+        .collect()
 }

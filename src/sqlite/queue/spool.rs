@@ -10,13 +10,12 @@ use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 use super::{SqliteQueue, accept, settle};
 use crate::inbox::event::{EventLease, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled};
-use crate::sqlite::engine::{Need, PAGE, Tx, clock};
+use crate::sqlite::engine::{Need, PAGE, clock};
 use crate::sqlite::keys;
 use crate::sqlite::keys::rows::{self, Purge};
 use crate::sqlite::schema::{SPOOL, sql};
 use crate::store::{OpenError, StoreError};
 
-const IDENTITY: &str = "SELECT identity FROM file";
 const SPOOL_OF: &str = "SELECT ifnull(spool_of, 0) FROM file";
 const SET_SPOOL_OF: &str = "UPDATE file SET spool_of = ?1";
 const EXPIRE: &str = sql!("UPDATE work SET due = 0 WHERE place = $Taken");
@@ -117,8 +116,4 @@ pub(crate) fn is_full(error: &StoreError) -> bool {
         cause = error.source();
     }
     false
-}
-
-pub(super) fn identity(tx: &Tx<'_>) -> rusqlite::Result<i64> {
-    tx.prepare(IDENTITY)?.query_row([], |row| row.get(0))
 }

@@ -1,4 +1,4 @@
-//! The number of events by kind and state, and the size of the file.
+//! The number of events by kind and state.
 
 use std::collections::BTreeMap;
 
@@ -16,10 +16,6 @@ const DEAD: &str = sql!(
     SELECT seq, kind FROM events INDEXED BY events_dead
     WHERE state = $Dead AND seq > ?1 ORDER BY seq"
 );
-const PAGES: &str = "PRAGMA page_count";
-const FREE_PAGES: &str = "PRAGMA freelist_count";
-const PAGE_SIZE: &str = "PRAGMA page_size";
-
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[WORK, DEAD];
 
@@ -109,13 +105,9 @@ impl Counts {
         let mut stats = Stats {
             kinds: Vec::new(),
             at: row::time(tx.now),
-            is_paused: false,
+            pauses: kinds::pauses(tx)?,
         };
         for (id, kind, is_paused) in kinds::all(tx)? {
-            let Some(kind) = kind else {
-                stats.is_paused = is_paused;
-                continue;
-            };
             let count = self.kinds.get(&id).copied().unwrap_or_default();
             stats.kinds.push(KindStats {
                 kind,
@@ -131,14 +123,4 @@ impl Counts {
         stats.kinds = KindStats::by_name(stats.kinds);
         Ok(stats)
     }
-}
-
-/// The bytes of the file that are in use.
-pub(super) fn size(tx: &Tx<'_>) -> rusqlite::Result<u64> {
-    let number = |sql| -> rusqlite::Result<u64> {
-        let mut pragma = tx.prepare(sql)?;
-        pragma.query_row([], |row| Ok(row.get::<_, u32>(0)?.into()))
-    };
-    let used = number(PAGES)?.saturating_sub(number(FREE_PAGES)?);
-    Ok(used.saturating_mul(number(PAGE_SIZE)?))
 }

@@ -795,7 +795,7 @@ async fn other_sites_can_neither_post_nor_read() {
     assert_eq!(desk.state(2).await, EventState::Dead);
     assert_eq!(desk.state(4).await, EventState::Waiting);
     let stats = desk.inbox.stats().await.unwrap();
-    assert!(!stats.is_paused);
+    assert!(!stats.is_paused());
 }
 
 /// In two browsers, on two consoles over one inbox.

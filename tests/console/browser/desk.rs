@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
-use tower_webhook::inbox::internal::{BulkStep, Tuning, Work};
+use tower_webhook::inbox::internal::{BulkStep, Tuning};
 use tower_webhook::inbox::{
-    Accept, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
+    Accept, ActionKind, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Queue, Retry,
     WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
@@ -23,8 +24,8 @@ use tower_webhook_console::Console;
 
 use crate::chromium::until;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use support::forward;
 use support::net::serve;
+use support::queue::Calls;
 
 /// The queue in memory, in which each redrive takes a permit.
 pub(crate) struct Gated {
@@ -38,10 +39,10 @@ pub(crate) const TRIP_AFTER: usize = 150;
 /// Events of a chat whose id begins with `dead` are dead letters, and those of `stuck` are retried in an
 /// hour, until the fault is repaired.
 pub(crate) struct Desk {
-    pub(crate) inbox: Inbox<Gated>,
+    pub(crate) inbox: Inbox,
     pub(crate) redrives: Arc<Semaphore>,
     is_repaired: Arc<AtomicBool>,
-    webhooks: Signature<Accept<Gated>>,
+    webhooks: Signature<Accept>,
     recent: Recent,
     budget: FailureBudget,
     silence: Silence,
@@ -67,6 +68,11 @@ impl Desk {
         let queue = Gated {
             queue: MemoryQueue::new(),
             redrives: Arc::clone(&redrives),
+        };
+        // Other processes do not use it, as if it were not gated.
+        let queue = Queue {
+            is_shared: false,
+            ..queue.shared()
         };
         let inbox = Inbox::new(queue).observer(observer.clone());
         let is_repaired = Arc::new(AtomicBool::new(false));
@@ -161,50 +167,44 @@ impl Desk {
     }
 }
 
-impl Gated {
-    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
-        Ok(&self.queue)
+#[async_trait]
+impl Calls for Gated {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        self.queue.inner()
     }
-}
 
-impl Work for Gated {
-    const SHARED: bool = MemoryQueue::SHARED;
-
-    async fn step_bulk(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
+    async fn step(&self, number: i64, step: &BulkStep) -> Result<bool, StoreError> {
         if step.redrives {
             let events = step.events.len() as u32;
             self.redrives.acquire_many(events).await.unwrap().forget();
         }
-        self.queue.step_bulk(number, step).await
+        self.queue.step(number, step).await
     }
 
-    forward!(accept claim take extend settle find purge size counts begin_bulk cancel_bulk);
-}
-
-impl Records for Gated {
-    async fn redrive(
+    async fn change(
         &self,
+        kind: ActionKind,
         id: EventId,
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        self.redrives.acquire().await.unwrap().forget();
-        self.queue.redrive(id, from, by).await
+        if kind == ActionKind::Redrive {
+            self.redrives.acquire().await.unwrap().forget();
+        }
+        self.queue.change(kind, id, from, by).await
     }
 
     /// A search for a text in payloads looks at one event at a time.
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+    async fn list(&self, filter: &Filter, mut page: Page) -> Result<Listed, StoreError> {
         if filter.body.is_none() {
             return self.queue.list(filter, page).await;
         }
-        let one = Page { limit: 1, ..page };
-        let next = self.queue.list(&Filter::default(), one).await?.events;
+        page.limit = 1;
+        let next = self.queue.list(&Filter::default(), page).await?.events;
         let next = next.first().map(|event| event.id);
-        let mut found = self.queue.list(filter, one).await?;
+        let mut found = self.queue.list(filter, page).await?;
         found.events.retain(|event| Some(event.id) == next);
         found.searched = next;
         Ok(found)
     }
-
-    forward!(get blocked_lanes discard forget pause pauses actions stats);
 }

@@ -5,15 +5,16 @@ use std::time::Duration;
 use sqlx::postgres::PgPool;
 use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{EventId, EventState, Records};
+use tower_webhook::inbox::{EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 use tracing::Level;
 
 use super::{event, key, take};
 use support::database::{Database, count, execute};
 use support::log::Log;
+use support::queue::Calls;
 use support::{DAY, HOUR, SECOND};
 
 struct Server {

@@ -3,19 +3,18 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, forget_all};
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
 use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page};
 use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, count, execute};
+use support::queue::Calls;
 
 use super::processes::two_processes;
 use super::{LEASE, MISPLACED, event, failure, key, take};
@@ -87,7 +86,8 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                                 .unwrap(),
                         ),
                         3 if n.is_multiple_of(5) => {
-                            forget_all(&queue, &(n % 3).to_string(), &By::default())
+                            queue
+                                .forget_all(&(n % 3).to_string(), &By::default())
                                 .await
                                 .unwrap();
                         }
@@ -120,10 +120,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
     // And all that is left can be handled.
     let queue = &queues[0];
     let page = Page::oldest(100_000);
-    let dead = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+    let dead = Filter::default().states([EventState::Dead]);
     for dead in queue.list(&dead, page).await.unwrap().events {
         assert_eq!(
             queue.redrive(dead.id, None, &By::default()).await.unwrap(),

@@ -2,20 +2,18 @@
 
 use std::error::Error;
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use crate::suite::{self, full_inboxes_know_what_was_handled_inline};
 use futures_util::future::join_all;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, forget_all};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement};
 use tower_webhook::inbox::{By, Change, EventState, Filter, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
 use support::database::{Database, connect, count, execute};
-use support::queue::skip;
+use support::queue::{Calls, skip};
 
 use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
 
@@ -277,10 +275,7 @@ async fn queue_works_with_the_rights_that_its_page_names() {
     };
     end(&queue, &taken.unwrap(), give_up).await;
     let page = Page::newest(10);
-    let dead = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+    let dead = Filter::default().states([EventState::Dead]);
     let dead = queue.list(&dead, page).await.unwrap().events;
     assert_eq!(dead.len(), 1);
     assert_eq!(
@@ -302,7 +297,7 @@ async fn queue_works_with_the_rights_that_its_page_names() {
         .await
         .unwrap();
     assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);
-    assert_eq!(forget_all(&queue, "1", &By::default()).await.unwrap(), 2);
+    assert_eq!(queue.forget_all("1", &By::default()).await.unwrap(), 2);
     queue.purge(Duration::ZERO).await.unwrap();
     queue.size().await.unwrap();
     assert_eq!(queue.stats().await.unwrap().unsettled(), 1);

@@ -12,15 +12,17 @@ mod stalls;
 mod unreadable;
 
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
 
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
-use tower_webhook::inbox::{EventId, Failure, Lane};
+use tower_webhook::inbox::internal::{
+    Accepted, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
+};
+use tower_webhook::inbox::{EventId, Failure};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 
 use support::queue;
+use support::queue::Calls;
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
@@ -64,10 +66,7 @@ fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
 }
 
 fn failure() -> Failure {
-    Failure {
-        took: None,
-        ..queue::failure("no luck")
-    }
+    Failure::new("no-luck", "no luck")
 }
 
 /// Accepts a new event.

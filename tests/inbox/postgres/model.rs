@@ -1,24 +1,22 @@
 //! The queue in PostgreSQL does what the queue in memory does, in any order of operations.
 
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::{Kinds, Work};
 
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, EventLease, Kinds, Lane, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
 use tower_webhook::inbox::{
-    BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Lane, Page,
+    ActionKind, BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Queue, Stats,
 };
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
 use support::HOUR;
 use support::database::Database;
+use support::queue::{Calls, page};
 
 /// Numbers that are the same in every run with the same seed.
 struct Random(u64);
@@ -137,10 +135,10 @@ const KINDS: [EventKind; 3] = [
 ];
 
 fn failure(outcome: &str) -> Failure {
-    Failure {
-        outcome: outcome.to_owned(),
-        reason: "it did not work \0 \u{1f980}".to_owned(),
-        took: (outcome != "discarded").then_some(Duration::from_micros(1_234_567)),
+    let failure = Failure::new(outcome, "it did not work \0 \u{1f980}");
+    match outcome {
+        "discarded" => failure,
+        _ => failure.took(Duration::from_micros(1_234_567)),
     }
 }
 
@@ -177,6 +175,10 @@ fn shown(summary: &EventSummary) -> impl PartialEq + std::fmt::Debug {
         summary.settled_at.is_some(),
         summary.due_at.is_some(),
         (summary.failures, summary.is_redriven),
+        summary
+            .last_failure
+            .as_ref()
+            .map(|past| past.failure.clone()),
     )
 }
 
@@ -184,8 +186,8 @@ struct Both {
     random: Random,
     /// For what changes nothing.
     views: Random,
-    memory: MemoryQueue,
-    postgres: PostgresQueue,
+    memory: Queue,
+    postgres: Queue,
     /// Leases that last, and those that have ended one way or another.
     held: Vec<Held>,
     ended: Vec<Held>,
@@ -305,32 +307,20 @@ impl Both {
                     Some(self.views.pick(&[None, seen])),
                 ];
                 for from in states.into_iter().flatten() {
-                    let (m, p) = match op {
-                        34 => (
-                            memory.discard(some_id, from, &By::default()).await.unwrap(),
-                            postgres
-                                .discard(some_id, from, &By::default())
-                                .await
-                                .unwrap(),
-                        ),
-                        _ => (
-                            memory.redrive(some_id, from, &By::default()).await.unwrap(),
-                            postgres
-                                .redrive(some_id, from, &By::default())
-                                .await
-                                .unwrap(),
-                        ),
+                    let (by, kind) = match op {
+                        34 => (By::default(), ActionKind::Discard),
+                        _ => (By::default(), ActionKind::Redrive),
                     };
+                    let m = memory.change(kind, some_id, from, &by).await.unwrap();
+                    let p = postgres.change(kind, some_id, from, &by).await.unwrap();
                     assert_eq!(m, p, "{some_id} {from:?}");
                 }
             }
             35 if random.one_in(4) => {
                 let chat = random.pick(&["a", "b", "c", "d"]);
-                let m = forget_all(&memory, chat, &By::default()).await.unwrap();
-                assert_eq!(
-                    m,
-                    forget_all(&postgres, chat, &By::default()).await.unwrap()
-                );
+                let m = memory.forget_all(chat, &By::default()).await;
+                let p = postgres.forget_all(chat, &By::default()).await;
+                assert_eq!(m.unwrap(), p.unwrap());
             }
             36 => {
                 let kind = (!random.one_in(4)).then(|| random.pick(&KINDS));
@@ -365,34 +355,22 @@ impl Both {
         for _ in 0..random.below(3) {
             states.push(random.pick(&EventState::ALL));
         }
-        let filters = [
-            Filter::default(),
-            Filter {
-                states,
-                kinds: random
-                    .one_in(2)
-                    .then(|| random.pick(&KINDS))
-                    .into_iter()
-                    .collect(),
-                chat: random.one_in(3).then(|| "a".to_owned()),
-                key: views.one_in(6).then(|| {
-                    let key = format!("key {}", views.below(10));
-                    IdempotencyKey::new(HeaderValue::from_str(&key).unwrap()).unwrap()
-                }),
-                error: views
-                    .one_in(3)
-                    .then(|| views.pick(&["FAILED", "d", "\0 \u{1f980}", ""]).to_owned()),
-                ..Filter::default()
-            },
-        ];
-        for (at, filter) in filters.iter().enumerate() {
-            let page = Page {
-                after: (at > 0 && random.one_in(2))
-                    .then(|| EventId(random.below(self.last as u64 + 1) as i64)),
-                limit: [10_000, 5][at],
-                newest_first: random.one_in(2),
-                within: views.one_in(2).then_some(HOUR),
-            };
+        let kinds = random.one_in(2).then(|| random.pick(&KINDS));
+        let mut some = Filter::default().states(states).kinds(kinds);
+        some.chat = random.one_in(3).then(|| "a".to_owned());
+        some.key = views.one_in(6).then(|| {
+            let key = format!("key {}", views.below(10));
+            IdempotencyKey::new(HeaderValue::from_str(&key).unwrap()).unwrap()
+        });
+        some.error = views
+            .one_in(3)
+            .then(|| views.pick(&["FAILED", "d", "\0 \u{1f980}", ""]).to_owned());
+        for (at, filter) in [Filter::default(), some].iter().enumerate() {
+            let after = (at > 0 && random.one_in(2))
+                .then(|| EventId(random.below(self.last as u64 + 1) as i64));
+            let mut page = page([10_000, 5][at], random.one_in(2));
+            page.after = after;
+            page.within = views.one_in(2).then_some(HOUR);
             let m = memory.list(filter, page).await.unwrap().events;
             let p = postgres.list(filter, page).await.unwrap().events;
             let m: Vec<_> = m.iter().map(shown).collect();
@@ -435,9 +413,15 @@ impl Both {
             memory.stats().await.unwrap(),
             postgres.stats().await.unwrap(),
         );
-        assert_eq!(m.is_paused, p.is_paused);
+        let pauses = |stats: &Stats| -> Vec<_> {
+            let pauses = stats.pauses.iter();
+            pauses
+                .map(|pause| (pause.kind.clone(), pause.note.clone()))
+                .collect()
+        };
+        assert_eq!(pauses(&m), pauses(&p));
         // A kind whose events were all deleted stays in the tables.
-        let shown = |stats: &tower_webhook::inbox::Stats| -> Vec<_> {
+        let shown = |stats: &Stats| -> Vec<_> {
             let counts = stats.kinds.iter().map(|kind| {
                 let counts = [
                     kind.waiting,
@@ -473,8 +457,8 @@ async fn any_order_of_operations_has_the_results_of_the_queue_in_memory() {
         let mut both = Both {
             random: Random(seed),
             views: Random(!seed),
-            memory: MemoryQueue::new(),
-            postgres: Database::create().await.queue().await,
+            memory: MemoryQueue::new().into(),
+            postgres: Database::create().await.queue().await.into(),
             held: Vec::new(),
             ended: Vec::new(),
             last: 0,

@@ -2,8 +2,6 @@
 
 use std::slice;
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
@@ -15,6 +13,7 @@ use tower_webhook::postgres::PostgresQueue;
 use super::processes::two_processes;
 use super::{accept, end, event, failure, take};
 use support::database::{Database, count, execute};
+use support::queue::Calls;
 
 /// Beside these, a claim that reads all of them takes some tens of milliseconds.
 const DELETED: i64 = 120_000;

@@ -4,8 +4,6 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use tokio::task::JoinSet;
@@ -16,6 +14,7 @@ use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, count};
 use support::lock;
+use support::queue::Calls;
 
 use super::{LEASE, event, failure, take};
 

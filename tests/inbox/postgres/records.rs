@@ -3,18 +3,16 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, BulkStep, FORGET_STEP, NewBulk, NewEvent, Settled, Settlement, Take, forget_all,
+    Accepted, BulkStep, FORGET_STEP, Lane, NewBulk, NewEvent, Settled, Settlement, Take,
 };
 use tower_webhook::inbox::{
-    ActionKind, BulkState, By, Change, EventId, EventState, Failure, Filter, Lane, Page, Which,
+    ActionKind, BulkState, By, Change, EventId, EventState, Failure, Filter, Page, Which,
 };
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
@@ -22,7 +20,7 @@ use tower_webhook::store::{Claim, EventKey, Store};
 
 use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
 use support::database::{Database, count, execute};
-use support::queue::retry_for;
+use support::queue::{Calls, page, retry_for};
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
@@ -36,10 +34,7 @@ fn with_headers(event: NewEvent, headers: HeaderMap) -> NewEvent {
 }
 
 fn failure_after(took: u64) -> Failure {
-    Failure {
-        took: Some(Duration::from_micros(took)),
-        ..failure()
-    }
+    failure().took(Duration::from_micros(took))
 }
 
 async fn list(queue: &PostgresQueue, filter: &Filter, page: Page) -> Vec<EventId> {
@@ -148,7 +143,8 @@ async fn headers_of_a_batch_stay_with_their_events() {
     assert_eq!(count(&pool, left).await, 0);
     // Those of dead letters stay until their chats are forgotten.
     for lane in 1..4 {
-        forget_all(&queue, &lane.to_string(), &By::default())
+        queue
+            .forget_all(&lane.to_string(), &By::default())
             .await
             .unwrap();
     }
@@ -291,14 +287,8 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         ),
     )
     .await;
-    let states = |states: &[EventState]| Filter {
-        states: states.to_vec(),
-        ..Filter::default()
-    };
-    let error = |filter: Filter| Filter {
-        error: Some("IT TOOK".to_owned()),
-        ..filter
-    };
+    let states = |states: &[EventState]| Filter::default().states(states.to_vec());
+    let error = |filter: Filter| filter.error("IT TOOK");
     let second = |at| SystemTime::UNIX_EPOCH + Duration::from_secs(at);
     let keyed = queue.list(&Filter::default(), Page::oldest(1)).await;
     let key = keyed.unwrap().events[0].key.clone();
@@ -311,52 +301,24 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         error(states(&[])),
         error(states(&[EventState::Dead])),
         error(states(&[EventState::Handled, EventState::Waiting])),
-        Filter {
-            key,
-            ..states(&[EventState::Handled])
-        },
-        Filter {
-            kinds: vec![kinds[1].clone()],
-            ..error(states(&[EventState::Handled]))
-        },
-        Filter {
-            chat: Some("17".to_owned()),
-            ..states(&[EventState::Dead, EventState::Retrying])
-        },
-        Filter {
-            accepted_from: Some(second(30_000)),
-            ..error(states(&[]))
-        },
-        Filter {
-            accepted_from: Some(second(20_000)),
-            accepted_until: Some(second(20_060)),
-            ..states(&[EventState::Handled])
-        },
-        Filter {
-            accepted_until: Some(second(60)),
-            ..states(&[])
-        },
-        Filter {
-            accepted_from: Some(second(100_000)),
-            ..states(&[])
-        },
+        states(&[EventState::Handled]).key(key.unwrap()),
+        error(states(&[EventState::Handled])).kinds([kinds[1].clone()]),
+        states(&[EventState::Dead, EventState::Retrying]).chat("17"),
+        error(states(&[])).accepted(Some(second(30_000)), None),
+        states(&[EventState::Handled]).accepted(Some(second(20_000)), Some(second(20_060))),
+        states(&[]).accepted(None, Some(second(60))),
+        states(&[]).accepted(Some(second(100_000)), None),
     ];
     for (filter, newest_first) in all
         .iter()
         .flat_map(|filter| [(filter, true), (filter, false)])
     {
-        let first = Page {
-            newest_first,
-            ..Page::oldest(1000)
-        };
+        let first = page(1000, newest_first);
         let expected = list(&queue, filter, first).await;
         let within = list(&queue, filter, first.within(LEASE)).await;
         assert_eq!(within, expected, "{filter:?}");
 
-        let mut page = Page {
-            limit: 3,
-            ..first.within(Duration::ZERO)
-        };
+        let mut page = page(3, newest_first).within(Duration::ZERO);
         let (mut found, mut steps) = (Vec::new(), 0);
         loop {
             let listed = queue.list(filter, page).await.unwrap();
@@ -372,18 +334,15 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         assert_eq!(found, expected, "{filter:?} in {steps} steps");
     }
     // The first step begins where the events are.
-    let old = Filter {
-        accepted_until: Some(second(1_000)),
-        ..Filter::default()
-    };
+    let old = Filter::default().accepted(None, Some(second(1_000)));
     let listed = queue.list(&old, Page::newest(10).within(Duration::ZERO));
     assert_eq!(listed.await.unwrap().events.len(), 10);
     // Nothing is found, and it takes several steps to know. The first one covers 10,000 numbers, from the newest event
     // that has failed.
-    let nothing = error(Filter {
-        key: Some(tower_webhook::IdempotencyKey::new(HeaderValue::from_static("no")).unwrap()),
-        ..Filter::default()
-    });
+    let nothing = error(
+        Filter::default()
+            .key(tower_webhook::IdempotencyKey::new(HeaderValue::from_static("no")).unwrap()),
+    );
     let listed = queue.list(&nothing, Page::newest(10).within(Duration::ZERO));
     let searched = listed.await.unwrap().searched;
     assert_eq!(searched, Some(EventId(57_517 - 9_999)));
@@ -480,25 +439,15 @@ async fn events_of_a_chat_are_listed_without_reading_others() {
             WHERE relname IN ('events', 'ended')";
         count(&pool, read).await
     };
-    let chat = Filter {
-        chat: Some("chat".to_owned()),
-        ..Filter::default()
-    };
+    let chat = Filter::default().chat("chat");
     let filters = [
         chat.clone(),
-        Filter {
-            states: vec![EventState::Waiting, EventState::Handled],
-            ..chat.clone()
-        },
-        Filter {
-            accepted_from: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1)),
-            kinds: vec![EventKind::MESSAGE_CREATED],
-            ..chat.clone()
-        },
-        Filter {
-            states: vec![EventState::Waiting],
-            ..chat
-        },
+        chat.clone()
+            .states([EventState::Waiting, EventState::Handled]),
+        chat.clone()
+            .accepted(Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1)), None)
+            .kinds([EventKind::MESSAGE_CREATED]),
+        chat.states([EventState::Waiting]),
     ];
     for statistics in ["SELECT 1", "ANALYZE"] {
         execute(&pool, statistics).await;
@@ -507,10 +456,7 @@ async fn events_of_a_chat_are_listed_without_reading_others() {
                 let before = read().await;
                 // The server plans a statement anew that it has executed several times.
                 for _ in 0..8 {
-                    let mut page = Page {
-                        newest_first,
-                        ..Page::oldest(15).within(Duration::ZERO)
-                    };
+                    let mut page = page(15, newest_first).within(Duration::ZERO);
                     let mut found = Vec::new();
                     loop {
                         let listed = queue.list(filter, page).await.unwrap();
@@ -557,12 +503,9 @@ async fn what_cannot_be_recorded_is_not_done() {
         queue.forget("chat", None, &by).await.map(drop),
     ];
     assert!(changes.iter().all(Result::is_err), "{changes:?}");
-    let waiting = Filter {
-        states: vec![EventState::Waiting],
-        ..Filter::default()
-    };
+    let waiting = Filter::default().states([EventState::Waiting]);
     assert_eq!(list(&queue, &waiting, Page::oldest(10)).await, ids);
-    assert_eq!(queue.pauses().await.unwrap(), []);
+    assert_eq!(queue.stats().await.unwrap().pauses, []);
     let bodies = "SELECT count(*) FROM tower_webhook.events WHERE body IS NOT NULL";
     assert_eq!(count(&pool, bodies).await, 3);
 
@@ -582,7 +525,7 @@ async fn a_change_without_a_step_for_a_minute_is_interrupted() {
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let number = queue.begin(&bulk, &By::default()).await.unwrap();
     let state = async || {
         let running = queue.actions(Which::Running, None, 1).await.unwrap();
         running[0].bulk.as_ref().unwrap().state
@@ -603,7 +546,7 @@ async fn a_change_without_a_step_for_a_minute_is_interrupted() {
         assert_eq!(state().await, BulkState::Running);
         wait(10).await;
         assert_eq!(state().await, BulkState::Interrupted);
-        assert!(queue.step_bulk(number, &step).await.unwrap());
+        assert!(queue.step(number, &step).await.unwrap());
     }
     assert_eq!(state().await, BulkState::Running);
 }
@@ -627,7 +570,7 @@ async fn old_actions_are_purged_and_so_are_too_many() {
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let number = queue.begin(&bulk, &By::default()).await.unwrap();
     assert_eq!(number, 21);
     let many = many.replace("91", "0").replace("$N", "100299");
     execute(&pool, &many).await;
@@ -638,7 +581,7 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     assert_eq!(count(&pool, all).await, 100_001);
     let max = "SELECT max(number) FROM tower_webhook.actions";
     assert_eq!(count(&pool, max).await, 100_320);
-    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
+    assert!(queue.cancel(number, &By::default()).await.unwrap());
     while queue.purge(Duration::ZERO).await.unwrap() {}
     assert_eq!(count(&pool, all).await, 100_000);
 }

@@ -2,8 +2,6 @@
 
 use std::pin::pin;
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -16,6 +14,7 @@ use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, connect, count, execute};
 use support::program::{Peer, say};
+use support::queue::Calls;
 
 use super::{LEASE, accept, end, event, take};
 

@@ -1,8 +1,6 @@
 //! Kinds that are forged or deleted, and events that cannot be read.
 
 use std::time::Duration;
-use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use tower_webhook::RawDelivery;
@@ -11,6 +9,7 @@ use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Ta
 use tower_webhook::inbox::{EventState, Filter, Page};
 
 use support::database::{Database, count, execute};
+use support::queue::Calls;
 
 use super::{event, key, take};
 
@@ -150,10 +149,7 @@ async fn unreadable_events_are_passed_over_and_become_dead_letters() {
     let failures = "SELECT count(*) FROM tower_webhook.failures
         WHERE seq IN (2, 4) AND outcome = 'unreadable'";
     assert_eq!(count(&pool, failures).await, 2);
-    let filter = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
+    let filter = Filter::default().states([EventState::Dead]);
     let listed = queue.list(&filter, Page::oldest(10)).await.unwrap();
     let listed: Vec<_> = listed.events.iter().map(|event| event.id.0).collect();
     assert_eq!(listed, [2, 4]);

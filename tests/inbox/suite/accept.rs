@@ -9,13 +9,13 @@ use tokio::time::sleep;
 use super::make::{chat, endings, key, key_of, kind, lane};
 use super::steps::{Trial, abandon, joined, ok};
 use super::{HELD, Harness, RETAIN, RIVALS, SHORT};
-use tower_webhook::inbox::internal::{Accepted, Kinds, NewEvent, Settlement, Work};
-use tower_webhook::inbox::{Change, EventState, Records};
+use tower_webhook::inbox::internal::{Accepted, Kinds, NewEvent, Settlement};
+use tower_webhook::inbox::{Change, EventState};
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
 use support::HOUR;
-use support::queue::{dead, failure, retry};
+use support::queue::{Calls, dead, failure, retry};
 
 /// A key is accepted once, on every handle and in every state of its event, even if a duplicate has another body. The
 /// duplicate changes nothing. An event without a key is accepted each time. Numbers increase.

@@ -7,17 +7,17 @@ use tokio::time::{Instant, sleep};
 use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
-use tower_webhook::RawDelivery;
-use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work, forget_all};
-use tower_webhook::inbox::{By, Change, EventState, Records};
+use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement};
+use tower_webhook::inbox::{By, Change, EventState};
+use tower_webhook::{EventKind, RawDelivery};
 
-use support::queue::{dead, failure, retry};
+use support::queue::{Calls, dead, failure, retry};
 
 /// Who pauses, and why.
 const NOTE: &str = "ada: the CRM's \"caf\u{e9}\" is down";
 
 /// While everything is paused, no operation takes an event. Events are still accepted, and attempts in progress
-/// continue. The pauses of single kinds are independent of it.
+/// continue. The pauses of single kinds are independent of it, and listed behind it by their names.
 ///
 /// # Panics
 ///
@@ -25,7 +25,8 @@ const NOTE: &str = "ada: the CRM's \"caf\u{e9}\" is down";
 pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
-    let paused = trial.fresh();
+    let mut paused = [trial.fresh(), trial.fresh()];
+    paused.sort_by(|one, other| one.kind.cmp(&other.kind));
     let pause = async |everything: bool| {
         ok(
             trial
@@ -36,30 +37,32 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         );
         sleep(Duration::from_secs(1) + SHORT / 2).await;
         let stats = ok(other.queue.stats().await, "stats");
-        assert_eq!(stats.is_paused, everything, "whether everything is paused");
-        let mut pauses = ok(other.queue.pauses().await, "pauses");
+        assert_eq!(
+            stats.is_paused(),
+            everything,
+            "whether everything is paused"
+        );
+        let mut pauses = stats.pauses;
         for pause in &pauses {
             let age = stats.at.duration_since(pause.since).unwrap_or_default();
             assert!(age < HELD, "a pause since {:?}", pause.since);
         }
-        pauses.retain(|pause| pause.kind.as_ref().is_none_or(|kind| *kind == paused.kind));
+        let is_of_rule = |kind: &EventKind| paused.iter().any(|paused| *kind == paused.kind);
+        pauses.retain(|pause| pause.kind.as_ref().is_none_or(is_of_rule));
         let notes: Vec<_> = pauses
             .iter()
             .map(|pause| (pause.kind.as_ref(), &*pause.note))
             .collect();
-        let mut expected = vec![(Some(&paused.kind), NOTE)];
-        if everything {
-            expected.insert(0, (None, ""));
-        }
+        let of_all = everything.then_some((None, ""));
+        let of_kinds = paused.iter().map(|paused| (Some(&paused.kind), NOTE));
+        let expected: Vec<_> = of_all.into_iter().chain(of_kinds).collect();
         assert_eq!(notes, expected, "what is paused, and why");
     };
-    ok(
-        trial
-            .queue
-            .pause(Some(&paused.kind), Some(NOTE), &By::default())
-            .await,
-        "pause",
-    );
+    let by = By::default();
+    for paused in paused.iter().rev() {
+        let made = trial.queue.pause(Some(&paused.kind), Some(NOTE), &by);
+        ok(made.await, "pause");
+    }
     let (lane, settled) = (lane(), trial.taken(trial.event(), HELD).await);
     trial.settle(&settled, &Settlement::Handled).await;
     let taken = trial.taken(trial.in_lane(lane), HELD).await;
@@ -105,14 +108,11 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         found.iter().any(|taken| taken.lease.id == next),
         "the next event of the lane"
     );
-    paused.not_taken(paused.event(), "its kind is paused").await;
-    ok(
-        trial
-            .queue
-            .pause(Some(&paused.kind), None, &By::default())
-            .await,
-        "pause",
-    );
+    for paused in &paused {
+        paused.not_taken(paused.event(), "its kind is paused").await;
+        let ended = trial.queue.pause(Some(&paused.kind), None, &by);
+        ok(ended.await, "pause");
+    }
 }
 
 /// A purge deletes bodies of events that were handled or ignored at least `keep_bodies` ago, and no others, also when
@@ -332,7 +332,7 @@ pub(crate) async fn failures_are_forgotten<H: Harness>(harness: &H) {
     assert!(record.body.is_none(), "a body was kept for no time");
     assert_eq!(record.failures.len(), 1, "failures that a purge keeps");
     let deleted = ok(
-        forget_all(&trial.queue, &chat, &By::default()).await,
+        trial.queue.forget_all(&chat, &By::default()).await,
         "forget",
     );
     assert_eq!(deleted, 0, "bodies of a chat whose bodies were purged");

@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement, Take, Work};
-use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Records};
+use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement, Take};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Page};
 
-use support::queue::{dead, failure, outage, probe, retry, skip, snooze};
+use support::queue::{Calls, dead, failure, outage, probe, retry, skip, snooze};
 
 /// Failures that count increase the event's count of failures and the number of its attempt. The time since the first
 /// of them is known.
@@ -464,10 +464,7 @@ pub(crate) async fn durations_have_no_limits<H: Harness>(harness: &H) {
         trial.accept(trial.event()).await,
     ];
     let page = Page::oldest(usize::MAX);
-    let filter = Filter {
-        states: vec![EventState::Waiting],
-        ..trial.filter()
-    };
+    let filter = trial.filter().states([EventState::Waiting]);
     let listed = ok(trial.queue.list(&filter, page).await, "list").events;
     assert_eq!(listed.len(), 2, "the events of the largest page");
     let claims = trial.claim(HELD, usize::MAX, usize::MAX).await;

@@ -3,12 +3,12 @@
 use super::make::chat;
 use super::steps::{Trial, ok};
 use super::{HELD, Harness};
-use tower_webhook::inbox::internal::{BulkStep, NewBulk, Work, forget_all};
+use tower_webhook::inbox::internal::{BulkStep, NewBulk};
 use tower_webhook::inbox::{
-    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Queue, Records, Which,
+    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Queue, Which,
 };
 
-use support::queue::dead;
+use support::queue::{Calls, dead};
 
 fn discards(chat: Option<&str>) -> NewBulk {
     NewBulk {
@@ -29,11 +29,11 @@ fn step(from: EventId, events: &[EventId]) -> BulkStep {
     }
 }
 
-async fn is_made<Q: Queue>(queue: &Q, number: i64, step: &BulkStep) -> bool {
-    ok(queue.step_bulk(number, step).await, "step")
+async fn is_made(queue: &Queue, number: i64, step: &BulkStep) -> bool {
+    ok(queue.step(number, step).await, "step")
 }
 
-async fn action<Q: Queue>(queue: &Q, number: i64) -> (Action, Bulk) {
+async fn action(queue: &Queue, number: i64) -> (Action, Bulk) {
     let found = ok(
         queue.actions(Which::All, Some(number + 1), 1).await,
         "actions",
@@ -44,13 +44,13 @@ async fn action<Q: Queue>(queue: &Q, number: i64) -> (Action, Bulk) {
     (action, bulk)
 }
 
-async fn is_listed_as_running<Q: Queue>(queue: &Q, number: i64) -> bool {
+async fn is_listed_as_running(queue: &Queue, number: i64) -> bool {
     let running = ok(queue.actions(Which::Running, None, 100).await, "actions");
     running.iter().any(|action| action.number == number)
 }
 
 /// Adds dead letters.
-async fn die<Q: Queue>(trial: &Trial<Q>, count: usize) -> Vec<EventId> {
+async fn die(trial: &Trial, count: usize) -> Vec<EventId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         let taken = trial.taken(trial.event(), HELD).await;
@@ -67,10 +67,10 @@ async fn die<Q: Queue>(trial: &Trial<Q>, count: usize) -> Vec<EventId> {
 /// When the rule is broken, or the queue fails.
 pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
-    let other = &*trial.handles(harness, 1).await[0].queue;
+    let other = &trial.handles(harness, 1).await[0].queue;
     let ids = die(&trial, 4).await;
     let by = By::new("ada").because("test data");
-    let begun = trial.queue.begin_bulk(&discards(None), &by).await;
+    let begun = trial.queue.begin(&discards(None), &by).await;
     let number = ok(begun, "begin");
     let (begun, bulk) = action(other, number).await;
     assert_eq!((begun.kind, &begun.by), (ActionKind::Discard, &by));
@@ -81,7 +81,7 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
     assert!(is_listed_as_running(other, number).await);
 
     let start = EventId(0);
-    assert!(is_made(&*trial.queue, number, &step(start, &ids[..2])).await);
+    assert!(is_made(&trial.queue, number, &step(start, &ids[..2])).await);
     // From a position that was left, twice; from a position where nobody was; and of another action.
     let stale = [
         (number, step(start, &ids[2..])),
@@ -91,7 +91,7 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
     ];
     let (before, _) = action(other, number).await;
     for (number, stale) in &stale {
-        for queue in [&*trial.queue, other] {
+        for queue in [&trial.queue, other] {
             let made = is_made(queue, *number, stale).await;
             assert!(!made, "a step from another position: {stale:?}");
         }
@@ -121,10 +121,10 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
         ..step(ids[3], &ids[..2])
     };
     for late in [end, after] {
-        let made = is_made(&*trial.queue, number, &late).await;
+        let made = is_made(&trial.queue, number, &late).await;
         assert!(!made, "a change that is done goes on: {late:?}");
     }
-    let (ended, bulk) = action(&*trial.queue, number).await;
+    let (ended, bulk) = action(&trial.queue, number).await;
     assert_eq!((ended.changed, bulk.skipped), (3, 1));
     assert_eq!((bulk.state, bulk.reached), (BulkState::Done, ids[3]));
     assert!(!is_listed_as_running(other, number).await);
@@ -136,7 +136,7 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
     }
     let what = "an event that changed";
     trial.is(ids[3], EventState::Retrying, what).await;
-    let cancelled = ok(trial.queue.cancel_bulk(number, &by).await, "cancel");
+    let cancelled = ok(trial.queue.cancel(number, &by).await, "cancel");
     assert!(!cancelled, "a change that is done is cancelled");
 }
 
@@ -147,27 +147,27 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
 /// When the rule is broken, or the queue fails.
 pub(crate) async fn bulk_changes_are_cancelled<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
-    let other = &*trial.handles(harness, 1).await[0].queue;
+    let other = &trial.handles(harness, 1).await[0].queue;
     let ids = die(&trial, 2).await;
     let by = By::new("grace");
     let chat = chat();
     for is_forgotten in [false, true] {
         let bulk = discards(is_forgotten.then_some(&*chat));
-        let number = ok(trial.queue.begin_bulk(&bulk, &by).await, "begin");
+        let number = ok(trial.queue.begin(&bulk, &by).await, "begin");
         let start = EventId(0);
-        assert!(is_made(&*trial.queue, number, &step(start, &[])).await);
+        assert!(is_made(&trial.queue, number, &step(start, &[])).await);
         match is_forgotten {
             true => {
-                ok(forget_all(other, &chat, &by).await, "forget");
+                ok(other.forget_all(&chat, &by).await, "forget");
             }
             false => {
-                assert!(ok(other.cancel_bulk(number, &by).await, "cancel"));
-                assert!(!ok(trial.queue.cancel_bulk(number, &by).await, "cancel"));
+                assert!(ok(other.cancel(number, &by).await, "cancel"));
+                assert!(!ok(trial.queue.cancel(number, &by).await, "cancel"));
             }
         }
-        let made = is_made(&*trial.queue, number, &step(start, &ids)).await;
+        let made = is_made(&trial.queue, number, &step(start, &ids)).await;
         assert!(!made, "a cancelled change goes on");
-        let (cancelled, bulk) = action(&*trial.queue, number).await;
+        let (cancelled, bulk) = action(&trial.queue, number).await;
         assert_eq!((bulk.state, bulk.reached), (BulkState::Cancelled, start));
         assert_eq!(cancelled.about.is_none(), is_forgotten, "{cancelled:?}");
         assert!(!is_listed_as_running(other, number).await);

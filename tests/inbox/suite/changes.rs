@@ -5,10 +5,10 @@ use std::time::Duration;
 use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{FORGET_STEP, NewEvent, Settlement, forget_all};
-use tower_webhook::inbox::{By, Change, EventId, EventState, Lane, Records};
+use tower_webhook::inbox::internal::{FORGET_STEP, Lane, NewEvent, Settlement};
+use tower_webhook::inbox::{By, Change, EventId, EventState};
 
-use support::queue::{dead, failure, retry, skip};
+use support::queue::{Calls, dead, failure, retry, skip};
 
 /// An event that was handled, ignored, discarded or made a dead letter is tried again when it is redriven: with its
 /// body, and with its count of failures at zero. Its key stays known.
@@ -315,18 +315,12 @@ pub(crate) async fn chats_are_forgotten<H: Harness>(harness: &H) {
 
     let count = events.len();
     for (forgotten, (chat, lane, ids)) in events.iter().enumerate() {
-        let deleted = ok(
-            forget_all(&other.queue, chat, &By::default()).await,
-            "forget",
-        );
+        let deleted = ok(other.queue.forget_all(chat, &By::default()).await, "forget");
         assert_eq!(
             deleted, 7,
             "bodies of the chat {chat:?} that were forgotten"
         );
-        let deleted = ok(
-            forget_all(&trial.queue, chat, &By::default()).await,
-            "forget",
-        );
+        let deleted = ok(trial.queue.forget_all(chat, &By::default()).await, "forget");
         assert_eq!(
             deleted, 0,
             "bodies of the chat {chat:?} that were forgotten again"
@@ -456,7 +450,7 @@ pub(crate) async fn chats_are_forgotten_in_steps<H: Harness>(harness: &H) {
         .await;
     trial.settle(&taken, &Settlement::Handled).await;
     let rest = ok(
-        forget_all(&trial.queue, &chat, &By::default()).await,
+        trial.queue.forget_all(&chat, &By::default()).await,
         "forget",
     );
     assert_eq!(rest, kept.len() as u64, "the events that came later");
@@ -516,7 +510,7 @@ pub(crate) async fn handles_share_everything<H: Harness>(harness: &H) {
         .claims(id, HELD, "an event that was redriven")
         .await;
     let forgotten = ok(
-        forget_all(&handle().await.queue, &chat, &By::default()).await,
+        handle().await.queue.forget_all(&chat, &By::default()).await,
         "forget",
     );
     assert_eq!(forgotten, 1, "the events of a chat");

@@ -10,15 +10,17 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::By;
 use tower_webhook::inbox::Queue;
-use tower_webhook::inbox::internal::{NewEvent, Work, forget_all};
+use tower_webhook::inbox::internal::NewEvent;
 use tower_webhook::telemetry::{Count, CountsOf, Sample, Series, minute_of};
+
+use support::queue::Calls;
 
 const HOUR: i64 = 60;
 const DAY: i64 = 24 * HOUR;
 const SPAN: i64 = 30;
 
 /// The minute of the queue.
-async fn now<Q: Queue>(queue: &Q) -> i64 {
+async fn now(queue: &Queue) -> i64 {
     minute_of(ok(queue.note_counts(&[]).await, "note_counts"))
 }
 
@@ -33,7 +35,7 @@ fn sample(lines: &str, key: Option<&[u8]>) -> Sample {
     sample
 }
 
-impl<Q: Queue> Trial<Q> {
+impl Trial {
     fn counted(&self, series: Series, process: i64, minute: i64, number: u64) -> Count {
         let mut count = Count::new(series, minute, number);
         count.process = process;
@@ -223,7 +225,7 @@ pub(crate) async fn samples_are_forgotten<H: Harness>(harness: &H) {
     }
     trial.note(&counts).await;
     let by = By::new("ada");
-    let forget = forget_all(&trial.queue, &forgotten, &by);
+    let forget = trial.queue.forget_all(&forgotten, &by);
     assert_eq!(ok(forget.await, "forget"), 1);
     trial.note(&counts).await;
     let by_process = of(Series::Refused, now, now + 1).by_process();

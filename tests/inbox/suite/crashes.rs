@@ -8,9 +8,9 @@ use super::make::lane;
 use super::steps::{Trial, assert_attempt, lasted, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::Change;
-use tower_webhook::inbox::internal::{Claims, Settled, Settlement, Work};
+use tower_webhook::inbox::internal::{Claims, Settled, Settlement};
 
-use support::queue::{outage, retry, skip, snooze};
+use support::queue::{Calls, outage, retry, skip, snooze};
 
 /// An event whose lease expired can be taken again, by any handle and without a call that cleans up, but not before.
 /// Each expiry counts one crash, also in a lane. A release keeps the count, and every other end of an attempt resets

@@ -7,14 +7,13 @@ use tokio::time::{Instant, sleep};
 use super::make::{chat, endings, lane};
 use super::steps::{Trial, abandon, ok};
 use super::{HELD, Harness, PATIENCE, SHORT};
-use tower_webhook::inbox::Queue;
-use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, TakenEvent, Work, forget_all};
-use tower_webhook::inbox::{By, Change, EventState, Records};
+use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, TakenEvent};
+use tower_webhook::inbox::{By, Change, EventState};
 
-use support::queue::{dead, retry, skip};
+use support::queue::{Calls, dead, retry, skip};
 
 /// Asserts that an attempt has ended as asked, and only so. What is retried has no delay.
-async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Settlement) {
+async fn ended(trial: &Trial, taken: &TakenEvent, settlement: &Settlement) {
     let id = taken.lease.id;
     let state = match settlement {
         Settlement::Handled => EventState::Handled,
@@ -292,7 +291,7 @@ pub(crate) async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
         let taken = trial.taken(event, HELD).await;
         assert_eq!(
             ok(
-                forget_all(&other.queue, &chat, &By::default()).await,
+                other.queue.forget_all(&chat, &By::default()).await,
                 "forget"
             ),
             2,

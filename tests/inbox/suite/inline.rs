@@ -12,7 +12,7 @@ use support::inbox::{NotingCrm, event, webhooks};
 /// A full inbox answers 200 to a delivery of an event that was handled inline, in the same file or schema.
 pub(crate) async fn full_inboxes_know_what_was_handled_inline(
     store: impl Store + Clone,
-    queue: impl Queue,
+    queue: impl Into<Queue>,
 ) {
     let (inbox, crm) = (Inbox::new(queue).backlog_limit(0), NotingCrm::default());
     let inline = IdempotencyLayer::new(store).layer(crm.router());

@@ -7,10 +7,10 @@ use tokio::time::{Instant, sleep};
 use super::make::{kind, lane};
 use super::steps::{Trial, lasted, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Kinds, Settled, Settlement, Work};
+use tower_webhook::inbox::internal::{Kinds, Settled, Settlement};
 use tower_webhook::inbox::{Change, EventState};
 
-use support::queue::{dead, outage, retry, skip, snooze};
+use support::queue::{Calls, dead, outage, retry, skip, snooze};
 
 /// A delay within which a rule makes several calls, on a busy machine.
 const DELAY: Duration = Duration::from_secs(2);

@@ -9,8 +9,10 @@ use super::make::lane;
 use super::steps::{Trial, joined, lasted, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::Change;
-use tower_webhook::inbox::internal::{EventLease, Settled, Settlement, TakenEvent, Work};
+use tower_webhook::inbox::internal::{EventLease, Settled, Settlement, TakenEvent};
 use tower_webhook::store::Fence;
+
+use support::queue::Calls;
 
 /// Only its own fence ends an attempt: a fence that was never used does not, nor does that of another event. No two
 /// attempts have the same fence.

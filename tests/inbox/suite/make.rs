@@ -7,8 +7,7 @@ use http::HeaderValue;
 
 use tower_webhook::IdempotencyKey;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::Lane;
-use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::inbox::internal::{Lane, Settlement};
 use tower_webhook::store::conformance::steps::unique;
 
 use support::queue::{dead, failure, outage, retry, skip, snooze};

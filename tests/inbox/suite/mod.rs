@@ -84,7 +84,7 @@ pub(crate) use self::namespaces::{namespaces_are_apart, pauses_are_for_all_names
 pub(crate) use self::records::{
     blocked_lanes_are_listed, bodies_are_found, changes_compare_the_state,
     chats_are_listed_without_a_search, errors_are_found, failures_are_found_by_time,
-    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
+    failures_keep_their_durations, headers_are_kept, last_failures_are_shown, searches_end_in_time,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -93,10 +93,6 @@ pub(crate) use self::views::{
 pub(crate) use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
 use tower_webhook::inbox::Queue;
 use tower_webhook::memory::MemoryQueue;
-#[cfg(feature = "postgres")]
-use tower_webhook::postgres::PostgresQueue;
-#[cfg(feature = "sqlite")]
-use tower_webhook::sqlite::SqliteQueue;
 
 #[cfg(feature = "postgres")]
 use support::database::Database;
@@ -126,37 +122,28 @@ const AT_ONCE: usize = 8;
 
 /// Opens handles on the queue under test.
 pub(crate) trait Harness: Sync {
-    /// The queue under test.
-    type Queue: Queue;
-
     /// Opens a handle on the same data as all other handles of this harness. It is as independent of them as the queue
     /// allows: another connection, if the queue has connections.
-    fn open(&self) -> impl Future<Output = Self::Queue> + Send;
+    fn open(&self) -> impl Future<Output = Queue> + Send;
 }
 
 impl Harness for MemoryQueue {
-    type Queue = Self;
-
-    async fn open(&self) -> Self {
-        self.clone()
+    async fn open(&self) -> Queue {
+        self.clone().into()
     }
 }
 
 #[cfg(feature = "postgres")]
 impl Harness for Database {
-    type Queue = PostgresQueue;
-
-    async fn open(&self) -> PostgresQueue {
-        self.queue().await
+    async fn open(&self) -> Queue {
+        self.queue().await.into()
     }
 }
 
 #[cfg(feature = "sqlite")]
 impl Harness for Scratch {
-    type Queue = SqliteQueue;
-
-    async fn open(&self) -> SqliteQueue {
-        self.queue()
+    async fn open(&self) -> Queue {
+        self.queue().into()
     }
 }
 
@@ -233,6 +220,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
     // They make many calls, which would delay the rules that measure time.
     in_turn! { harness,
         headers_are_kept
+        last_failures_are_shown
         failures_keep_their_durations
         errors_are_found
         bodies_are_found

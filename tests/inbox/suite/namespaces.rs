@@ -5,10 +5,10 @@ use tokio::time::sleep;
 use super::make::chat;
 use super::steps::{Trial, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Namespace, NewEvent, Settlement, forget_all};
-use tower_webhook::inbox::{By, Change, Filter, Lane, Page, Records};
+use tower_webhook::inbox::internal::{Lane, Namespace, NewEvent, Settlement};
+use tower_webhook::inbox::{By, Change, Filter, Page};
 
-use support::queue::retry;
+use support::queue::{Calls, retry};
 
 /// Two namespaces have events of the same kind and chat. None is taken for the other one: not by an acceptance, by a
 /// claim, nor as the next event of a lane. They do not wait for each other. A person sees both.
@@ -83,20 +83,15 @@ pub(crate) async fn namespaces_are_apart<H: Harness>(harness: &H) {
         .collect();
     assert_eq!(counts, [(1, 2, 2, 2)]);
     assert_eq!(
-        ok(
-            forget_all(&*one.queue, &chat, &By::default()).await,
-            "forget"
-        ),
+        ok(one.queue.forget_all(&chat, &By::default()).await, "forget"),
         5
     );
 }
 
 fn in_chat(chat: &str, states: &[&str]) -> Filter {
-    Filter {
-        chat: Some(chat.to_owned()),
-        states: states.iter().map(|state| state.parse().unwrap()).collect(),
-        ..Filter::default()
-    }
+    Filter::default()
+        .chat(chat)
+        .states(states.iter().map(|state| state.parse().unwrap()))
 }
 
 /// A pause is for all namespaces, also for one that appears later.

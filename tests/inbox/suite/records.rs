@@ -1,5 +1,6 @@
 //! Headers, durations, searches by error, blocked lanes, and changes from an expected state.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
@@ -9,12 +10,12 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tokio::time::sleep;
 use tower_webhook::RawDelivery;
-use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
+use tower_webhook::inbox::internal::{Lane, NewEvent, Settlement};
 use tower_webhook::inbox::{
-    BlockedLane, By, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
+    BlockedLane, By, Change, EventId, EventState, EventSummary, Filter, Page,
 };
 
-use support::queue::{dead, failure, retry, retry_for, skip};
+use support::queue::{Calls, dead, failure, page, retry, retry_for, skip, snooze};
 
 /// Headers as a sender may write them: several of one name, and values of any bytes.
 fn headers() -> HeaderMap {
@@ -83,12 +84,105 @@ pub(crate) async fn headers_are_kept<H: Harness>(harness: &H) {
 
     trial.settle(&third, &Settlement::Handled).await;
     ok(
-        forget_all(&trial.queue, &chat, &By::default()).await,
+        trial.queue.forget_all(&chat, &By::default()).await,
         "forget",
     );
     for id in [first.lease.id, third.lease.id] {
         assert!(of(id).await.is_empty(), "headers outlived their body");
     }
+}
+
+/// Lists, blocked lanes and records show the last failure of each event, as long as the record has its text.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn last_failures_are_shown<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let chat = chat();
+    let ends = async |event: NewEvent, reasons: &[&str], end: Settlement| {
+        let mut taken = trial.taken(event, HELD).await;
+        let id = taken.lease.id;
+        for reason in reasons {
+            trial.settle(&taken, &retry_for(failure(*reason))).await;
+            taken = trial.claims(id, HELD, "a retry").await;
+        }
+        trial.settle(&taken, &end).await;
+        id
+    };
+    let blocking = NewEvent {
+        chat: Some(chat.clone()),
+        ..trial.in_lane(Lane::of_chat(&chat))
+    };
+    let blocking = ends(blocking, &["first", "second"], retry(HELD)).await;
+    let snoozed = ends(trial.event(), &["first", "second"], snooze(HELD)).await;
+    let failed_once = ends(trial.event(), &["first"], Settlement::Handled).await;
+    let handled = ends(trial.event(), &[], Settlement::Handled).await;
+    let dead = NewEvent {
+        dead: Some(failure("dead")),
+        ..trial.event()
+    };
+    let dead = trial.accept(dead).await;
+    let waiting = trial.accept(trial.event()).await;
+    let mut expected = HashMap::from([
+        (blocking, Some("retry")),
+        (snoozed, Some("second")),
+        (failed_once, Some("first")),
+        (handled, None),
+        (dead, Some("dead")),
+        (waiting, None),
+    ]);
+    let shows = async |events: &[EventSummary], expected: &HashMap<EventId, Option<&str>>| {
+        for event in events {
+            let record = other.record(event.id).await;
+            let last = record.failures.last();
+            let reason = last.map(|past| &*past.failure.reason);
+            assert_eq!(reason, expected[&event.id], "the last failure in a record");
+            for shown in [event, &record.summary] {
+                let shown = shown.last_failure.as_ref();
+                assert_eq!(
+                    shown.map(|past| (past.at, &past.failure)),
+                    last.map(|past| (past.at, &past.failure)),
+                    "the last failure that is shown: {reason:?}"
+                );
+            }
+        }
+    };
+    let kinds = trial.filter().kinds;
+    for (filter, count) in [
+        (trial.filter(), 6),
+        (trial.filter().error("no-luck"), 4),
+        (Filter::failed(None, None).kinds(kinds), 3),
+        (Filter::default().chat(&chat), 1),
+    ] {
+        for newest_first in [false, true] {
+            for within in [None, Some(HELD)] {
+                let mut page = page(10, newest_first);
+                page.within = within;
+                let listed = ok(other.queue.list(&filter, page).await, "list").events;
+                assert_eq!(listed.len(), count, "the events of {filter:?}");
+                shows(&listed, &expected).await;
+            }
+        }
+    }
+    let blocked = async || {
+        let found = other.queue.blocked_lanes(Some(&chat), None, 10).await;
+        let found = ok(found, "blocked_lanes").into_iter();
+        found.map(|lane| lane.event).collect::<Vec<_>>()
+    };
+    let of_chat = blocked().await;
+    assert_eq!(of_chat.len(), 1, "the blocked lanes of a chat");
+    shows(&of_chat, &expected).await;
+
+    let forgotten = trial.queue.forget_all(&chat, &By::default()).await;
+    assert_eq!(ok(forgotten, "forget"), 1);
+    expected.insert(blocking, None);
+    let page = Page::oldest(10);
+    let listed = ok(other.queue.list(&trial.filter(), page).await, "list").events;
+    assert_eq!(listed.len(), 6, "the events after one was forgotten");
+    shows(&listed, &expected).await;
+    assert!(blocked().await.is_empty(), "a forgotten event blocks");
 }
 
 /// A failure keeps the duration of its attempt, to the microsecond, if it is known.
@@ -106,9 +200,10 @@ pub(crate) async fn failures_keep_their_durations<H: Harness>(harness: &H) {
         micros(12_345_678),
         micros(86_400_000_000),
     ];
-    let of = |took| Failure {
-        took,
-        ..failure("failed")
+    let of = |took| {
+        let mut failure = failure("failed");
+        failure.took = took;
+        failure
     };
     let mut taken = trial.taken(trial.in_lane(lane()), HELD).await;
     let id = taken.lease.id;
@@ -160,18 +255,11 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
     trial.taken(trial.event(), HELD).await;
     trial.accept(trial.event()).await;
     let expect = async |text: &str, states: &[EventState], expected: &[EventId]| {
-        let filter = Filter {
-            error: Some(text.to_owned()),
-            states: states.to_vec(),
-            ..trial.filter()
-        };
+        let filter = trial.filter().error(text).states(states.to_vec());
         for newest_first in [false, true] {
             for within in [None, Some(HELD)] {
-                let page = Page {
-                    newest_first,
-                    within,
-                    ..Page::oldest(10)
-                };
+                let mut page = page(10, newest_first);
+                page.within = within;
                 let listed = ok(trial.queue.list(&filter, page).await, "list").events;
                 let mut found: Vec<_> = listed.iter().map(|event| event.id).collect();
                 if newest_first {
@@ -221,17 +309,11 @@ pub(crate) async fn bodies_are_found<H: Harness>(harness: &H) {
     let of_chat = trial.accept(of_chat).await;
     let all = [plain, escaped, dead, of_chat];
     let expect = async |text: &str, filter: Filter, expected: &[EventId]| {
-        let filter = Filter {
-            body: Some(text.to_owned()),
-            ..filter
-        };
+        let filter = filter.body(text);
         for newest_first in [false, true] {
             for within in [None, Some(HELD)] {
-                let page = Page {
-                    newest_first,
-                    within,
-                    ..Page::oldest(10)
-                };
+                let mut page = page(10, newest_first);
+                page.within = within;
                 let listed = ok(trial.queue.list(&filter, page).await, "list").events;
                 let mut found: Vec<_> = listed.iter().map(|event| event.id).collect();
                 if newest_first {
@@ -257,22 +339,16 @@ pub(crate) async fn bodies_are_found<H: Harness>(harness: &H) {
     ] {
         expect(text, trial.filter(), expected).await;
     }
-    let of = |states: &[EventState]| Filter {
-        states: states.to_vec(),
-        ..trial.filter()
-    };
+    let of = |states: &[EventState]| trial.filter().states(states.to_vec());
     expect("zo\u{eb}", of(&[EventState::Dead]), &[dead]).await;
     expect("zo\u{eb}", of(&[EventState::Handled]), &[]).await;
     let unsettled = [EventState::Waiting, EventState::Retrying];
     expect("zo\u{eb}", of(&unsettled), &[plain, escaped, of_chat]).await;
-    let in_chat = Filter {
-        chat: Some(chat.clone()),
-        ..trial.filter()
-    };
+    let in_chat = trial.filter().chat(chat.clone());
     expect("zo\u{eb}", in_chat.clone(), &[of_chat]).await;
     expect("zoe", in_chat, &[]).await;
     ok(
-        forget_all(&trial.queue, &chat, &By::default()).await,
+        trial.queue.forget_all(&chat, &By::default()).await,
         "forget",
     );
     expect("zo\u{eb}", trial.filter(), &[plain, escaped, dead]).await;
@@ -314,15 +390,9 @@ pub(crate) async fn failures_are_found_by_time<H: Harness>(harness: &H) {
     let expect = async |filter: Filter, expected: &[EventId]| {
         for newest_first in [false, true] {
             for within in [None, Some(HELD)] {
-                let page = Page {
-                    newest_first,
-                    within,
-                    ..Page::oldest(10)
-                };
-                let filter = Filter {
-                    kinds: trial.filter().kinds,
-                    ..filter.clone()
-                };
+                let mut page = page(10, newest_first);
+                page.within = within;
+                let filter = filter.clone().kinds(trial.filter().kinds);
                 let listed = ok(trial.queue.list(&filter, page).await, "list").events;
                 let mut found: Vec<_> = listed.iter().map(|event| event.id).collect();
                 if newest_first {
@@ -339,19 +409,14 @@ pub(crate) async fn failures_are_found_by_time<H: Harness>(harness: &H) {
     expect(Filter::failed(None, Some(of_late)), &[retried]).await;
     expect(Filter::failed(Some(of_retried), Some(of_late)), &[retried]).await;
     expect(Filter::failed(Some(of_late), Some(of_late)), &[]).await;
-    let any = |states: &[EventState], from| Filter {
-        states: states.to_vec(),
-        ..Filter::failed(Some(from), None)
-    };
+    let any =
+        |states: &[EventState], from| Filter::failed(Some(from), None).states(states.to_vec());
     expect(any(&[], of_handled), &[handled, retried, late]).await;
     expect(any(&[EventState::Handled], of_handled), &[handled]).await;
     expect(any(&[EventState::Dead], of_handled), &[late]).await;
     expect(any(&[EventState::Dead], of_late), &[late]).await;
     expect(any(&[], of_late), &[late]).await;
-    let by_error = Filter {
-        error: Some("NO-LUCK".to_owned()),
-        ..Filter::failed(Some(of_late), None)
-    };
+    let by_error = Filter::failed(Some(of_late), None).error("NO-LUCK");
     expect(by_error, &[late]).await;
 }
 
@@ -367,11 +432,7 @@ pub(crate) async fn searches_end_in_time<H: Harness>(harness: &H) {
         accepted.push(trial.accept(trial.event()).await);
     }
     for newest_first in [false, true] {
-        let mut page = Page {
-            newest_first,
-            within: Some(Duration::ZERO),
-            ..Page::oldest(2)
-        };
+        let mut page = page(2, newest_first).within(Duration::ZERO);
         let mut found = Vec::new();
         loop {
             let listed = ok(trial.queue.list(&trial.filter(), page).await, "list");
@@ -436,15 +497,10 @@ pub(crate) async fn chats_are_listed_without_a_search<H: Harness>(harness: &H) {
             (&[EventState::InProgress], &all[3..]),
             (&[EventState::Dead, EventState::InProgress], &all[2..]),
         ] {
-            let filter = Filter {
-                states: states.to_vec(),
-                chat: Some(chat.clone()),
-                ..trial.filter()
-            };
+            let filter = trial.filter().states(states.to_vec()).chat(chat.clone());
             for newest_first in [false, true] {
                 for limit in [1, 3, 10] {
-                    let mut page = Page::oldest(limit).within(Duration::ZERO);
-                    page.newest_first = newest_first;
+                    let mut page = page(limit, newest_first).within(Duration::ZERO);
                     let mut found = Vec::new();
                     loop {
                         let listed = ok(other.queue.list(&filter, page).await, "list");
@@ -502,6 +558,7 @@ pub(crate) async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
             event,
             since,
             waiting: found,
+            ..
         }) = lane(at).await
         else {
             panic!("{what} does not block its lane");

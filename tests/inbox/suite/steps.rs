@@ -10,31 +10,30 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{
-    By, Change, EventId, EventRecord, EventState, Failure, Filter, Lane, Records,
-};
+use tower_webhook::inbox::{By, Change, EventId, EventRecord, EventState, Failure, Filter};
 use tower_webhook::store::EventKey;
 pub(super) use tower_webhook::store::conformance::steps::{abandon, joined, named, ok};
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
-use support::queue::new_event;
+use support::queue::{Calls, new_event};
 
 /// A handle on the queue, and a kind of events that no other rule uses.
-pub(super) struct Trial<Q> {
-    pub(super) queue: Arc<Q>,
+#[derive(Clone)]
+pub(super) struct Trial {
+    pub(super) queue: Queue,
     pub(super) kind: EventKind,
     /// The kinds that are taken.
     pub(super) kinds: Kinds,
 }
 
-impl<Q: Queue> Trial<Q> {
-    pub(super) async fn open<H: Harness<Queue = Q>>(harness: &H) -> Self {
-        Self::on(Arc::new(harness.open().await))
+impl Trial {
+    pub(super) async fn open<H: Harness>(harness: &H) -> Self {
+        Self::on(harness.open().await)
     }
 
-    fn on(queue: Arc<Q>) -> Self {
+    fn on(queue: Queue) -> Self {
         let kind = kind();
         let kinds = Kinds::only([kind.clone()]);
         Self { queue, kind, kinds }
@@ -42,30 +41,24 @@ impl<Q: Queue> Trial<Q> {
 
     /// One with a kind of its own.
     pub(super) fn fresh(&self) -> Self {
-        Self::on(Arc::clone(&self.queue))
+        Self::on(self.queue.clone())
     }
 
     /// One that takes other kinds.
     pub(super) fn taking(&self, kinds: Kinds) -> Self {
         Self {
-            queue: Arc::clone(&self.queue),
-            kind: self.kind.clone(),
             kinds,
+            ..self.clone()
         }
     }
 
     /// The same on other handles.
-    pub(super) async fn handles<H: Harness<Queue = Q>>(
-        &self,
-        harness: &H,
-        count: usize,
-    ) -> Vec<Arc<Self>> {
+    pub(super) async fn handles<H: Harness>(&self, harness: &H, count: usize) -> Vec<Arc<Self>> {
         let mut handles = Vec::new();
         for _ in 0..count {
             handles.push(Arc::new(Self {
-                queue: Arc::new(harness.open().await),
-                kind: self.kind.clone(),
-                kinds: self.kinds.clone(),
+                queue: harness.open().await,
+                ..self.clone()
             }));
         }
         handles
@@ -391,10 +384,7 @@ impl<Q: Queue> Trial<Q> {
 
     /// Selects the events of the kind.
     pub(super) fn filter(&self) -> Filter {
-        Filter {
-            kinds: vec![self.kind.clone()],
-            ..Filter::default()
-        }
+        Filter::default().kinds([self.kind.clone()])
     }
 }
 

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::make::lane;
 use super::steps::{Trial, joined};
 use super::{HELD, Harness, PATIENCE, SHORT};
-use tower_webhook::inbox::internal::{Settlement, TakenEvent};
-use tower_webhook::inbox::{EventId, Lane};
+use tower_webhook::inbox::EventId;
+use tower_webhook::inbox::internal::{Lane, Settlement, TakenEvent};
 
 use support::queue::{dead, retry, snooze};
 

@@ -9,7 +9,6 @@ use tower::Layer;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal;
 use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, WorkerHandle};
-use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventRouter, IdempotencyKey, RawDelivery, SignatureLayer};
 use tracing::Level;
 
@@ -39,10 +38,8 @@ async fn events_are_found_by_their_keys() {
     let accept = async || send(&webhooks(&of_crm), event("chat", 1)).await.assert_ok();
     accept().await;
     send(&webhooks(&of_crm), event("chat", 2)).await.assert_ok();
-    let key = Filter {
-        key: IdempotencyKey::new(HeaderValue::from_static("chat-1")),
-        ..Filter::default()
-    };
+    let key =
+        Filter::default().key(IdempotencyKey::new(HeaderValue::from_static("chat-1")).unwrap());
     // Another namespace has other keys, and this handle knows only its own.
     let unknown = listed(&of_others, &key, Page::newest(10)).await;
     assert!(unknown.is_empty(), "{unknown:?}");
@@ -60,26 +57,11 @@ async fn events_are_found_by_their_keys() {
     );
     assert!(listed(&of_crm, &key, Page::oldest(0)).await.is_empty());
     let others = [
-        Filter {
-            states: vec![EventState::Dead],
-            ..key.clone()
-        },
-        Filter {
-            kinds: vec![EventKind::CHAT_OPENED],
-            ..key.clone()
-        },
-        Filter {
-            chat: Some("chat-1".to_owned()),
-            ..key.clone()
-        },
-        Filter {
-            error: Some("the CRM".to_owned()),
-            ..key.clone()
-        },
-        Filter {
-            accepted_until: Some(SystemTime::UNIX_EPOCH),
-            ..key.clone()
-        },
+        key.clone().states([EventState::Dead]),
+        key.clone().kinds([EventKind::CHAT_OPENED]),
+        key.clone().chat("chat-1"),
+        key.clone().error("the CRM"),
+        key.clone().accepted(None, Some(SystemTime::UNIX_EPOCH)),
     ];
     for other in others {
         assert!(
@@ -93,10 +75,7 @@ async fn events_are_found_by_their_keys() {
     accept().await;
     // Event 1 is not deleted yet, and the index has the newest one.
     assert_eq!(listed(&of_crm, &key, Page::oldest(10)).await, [3]);
-    let discarded = Filter {
-        states: vec![EventState::Discarded],
-        ..key.clone()
-    };
+    let discarded = key.clone().states([EventState::Discarded]);
     assert!(
         listed(&of_crm, &discarded, Page::oldest(10))
             .await
@@ -105,7 +84,7 @@ async fn events_are_found_by_their_keys() {
 }
 
 /// The headers that a handler sees, and those of the record.
-async fn headers_of(inbox: Inbox<MemoryQueue>) -> [HeaderMap; 2] {
+async fn headers_of(inbox: Inbox) -> [HeaderMap; 2] {
     let seen = Arc::new(Mutex::new(HeaderMap::new()));
     let handler = {
         let seen = Arc::clone(&seen);

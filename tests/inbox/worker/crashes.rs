@@ -2,18 +2,17 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{self, Kinds, Tuning, Work};
+use tower_webhook::inbox::internal::{self, Kinds, Lane, Tuning};
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
-use tower_webhook::inbox::{EventId, EventState, Inbox, Lane};
-use tower_webhook::memory::MemoryQueue;
+use tower_webhook::inbox::{EventId, EventState, Inbox};
 use tower_webhook::{Delivery, EventRouter, HandlerError};
 
 use support::delivery::send;
 use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
-use support::queue::{new_event, take};
+use support::queue::{Calls, new_event, take};
 use support::{MINUTE, SECOND};
 
 #[tokio::test(start_paused = true)]
@@ -72,7 +71,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
 }
 
 /// An event that was taken once and never ended, so that it is a suspect now.
-async fn crashed(inbox: &Inbox<MemoryQueue>, kind: EventKind, lane: i64, crashes: u32) -> EventId {
+async fn crashed(inbox: &Inbox, kind: EventKind, lane: i64, crashes: u32) -> EventId {
     let take = Take {
         lease: SECOND,
         kinds: Kinds::only([kind.clone()]),

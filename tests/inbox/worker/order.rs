@@ -85,10 +85,7 @@ async fn chats_of_other_kinds_are_found_by_a_function() {
         let event = delivery(body).kind("ticket-created").key(key);
         send(&webhooks(&inbox), event).await.assert_ok();
     }
-    let of_ticket = Filter {
-        chat: Some("ticket-7".to_owned()),
-        ..Filter::default()
-    };
+    let of_ticket = Filter::default().chat("ticket-7");
     assert_eq!(listed(&inbox, &of_ticket, Page::oldest(10)).await, [1]);
     let other = inbox.get(EventId(2)).await.unwrap().unwrap();
     assert_eq!(other.summary.chat, None);

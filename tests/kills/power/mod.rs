@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use fastrand::Rng;
 use futures_util::future::join_all;
 use http::HeaderValue;
@@ -24,22 +25,20 @@ use nix::sys::signal::{SigSet, Signal};
 use rusqlite::Connection;
 use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::internal::{
-    Accepted, NewEvent, Settled, Settlement, Take, TakenEvent, Work, forget_all,
+    Accepted, Lane, NewEvent, Settled, Settlement, Tables, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, EventId, EventState, Filter, Lane, Page, Queue, Records};
+use tower_webhook::inbox::{By, EventId, EventState, Filter, Page, Queue};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
-use tower_webhook::store::{
-    Claim, EventKey, KeyState, SettleError, Store, StoreError, StoreErrorKind,
-};
+use tower_webhook::store::{Claim, EventKey, KeyState, SettleError, Store, StoreError};
 use tower_webhook::{EventKind, IdempotencyKey};
 
 use self::disk::{DIRECTORY, Disk, Files, Step, What};
 use support::program::{Peer, installed, say};
-use support::queue::{dead, new_event, retry, take};
+use support::queue::{Calls, dead, new_event, retry, take, unless};
 use support::scratch::memory;
-use support::{DAY, MINUTE, SECOND, chain, forward, lock};
+use support::{DAY, MINUTE, SECOND, chain, lock};
 
 const FILE: &str = "webhooks.db";
 const LOG: &str = "webhooks.db-wal";
@@ -259,7 +258,7 @@ async fn talk(store: &SqliteStore, queue: &SqliteQueue, first: usize) {
             say(format!("begins {number} {}", Stage::Forgotten as usize));
         }
         let (chat, by) = (chat_of(first), By::new("ada"));
-        again(async || forget_all(queue, &chat, &by).await).await;
+        again(async || queue.forget_all(&chat, &by).await).await;
         (first..first + EVENTS).for_each(|number| ends(Stage::Forgotten, number));
     }
 }
@@ -309,22 +308,18 @@ struct Database {
     has: Arc<Mutex<Vec<usize>>>,
 }
 
-impl Database {
-    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
-        let is_away = self.is_away.load(Ordering::SeqCst);
-        let away = || StoreError::new(StoreErrorKind::Unavailable, "the database is away");
-        (!is_away).then_some(&self.queue).ok_or_else(away)
+#[async_trait]
+impl Calls for Database {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        unless(&self.is_away)?;
+        Ok(self.queue.clone().into())
     }
-}
-
-impl Work for Database {
-    const SHARED: bool = true;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let number = number_of(event.delivery.key()).unwrap();
         let body = event.delivery.body().clone();
         let accepted = self.inner()?.accept(event, take).await?;
-        assert_eq!(body, *self::event(number).delivery.body());
+        assert_eq!(body, *super::power::event(number).delivery.body());
         lock(&self.has).push(number);
         if Peer::argument().is_some() {
             ends(Stage::Forwarded, number);
@@ -332,21 +327,12 @@ impl Work for Database {
         Ok(accepted)
     }
 
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.inner()?.size().await
-    }
-
     /// It is the same one in each life.
-    async fn identity(&self) -> Result<i64, StoreError> {
-        self.inner()?;
-        Ok(1)
+    async fn measure(&self) -> Result<Tables, StoreError> {
+        let mut tables = self.inner()?.measure().await?;
+        tables.identity = 1;
+        Ok(tables)
     }
-
-    forward!(claim take extend settle find purge counts begin_bulk step_bulk cancel_bulk);
-}
-
-impl Records for Database {
-    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
 }
 
 fn spool(directory: &Path) -> Spool {
@@ -357,7 +343,10 @@ fn spool(directory: &Path) -> Spool {
 
 async fn live_with_spool(life: usize, directory: &Path) {
     let database = Database::default();
-    let spooled = spool(directory).open(database.clone()).await.unwrap();
+    let spooled = spool(directory)
+        .open(database.clone().shared())
+        .await
+        .unwrap();
     let firsts = (0..CHATS).map(|chat| (life * CHATS + chat) * EVENTS);
     let accept = async |from: usize, end: usize| {
         let chats = firsts.clone().map(async |first| {
@@ -593,7 +582,7 @@ async fn look(store: &SqliteStore, queue: &SqliteQueue, known: &Known) -> Result
 }
 
 /// The events in the file.
-async fn events(queue: &impl Queue) -> Result<HashMap<usize, Stage>, String> {
+async fn events(queue: &SqliteQueue) -> Result<HashMap<usize, Stage>, String> {
     let failed = |error: StoreError| chain(&error);
     let page = Page::oldest(usize::MAX);
     let listed = queue.list(&Filter::default(), page).await.map_err(failed)?;
@@ -624,7 +613,7 @@ async fn events(queue: &impl Queue) -> Result<HashMap<usize, Stage>, String> {
 }
 
 /// Handles the events that are left, each once, and those of a chat in their order.
-async fn handle(queue: &impl Queue, mut left: Vec<usize>) -> Result<(), String> {
+async fn handle(queue: &SqliteQueue, mut left: Vec<usize>) -> Result<(), String> {
     let failed = |error: StoreError| chain(&error);
     let mut last = HashMap::new();
     loop {
@@ -659,7 +648,7 @@ async fn handle(queue: &impl Queue, mut left: Vec<usize>) -> Result<(), String> 
 
 async fn check_spool(directory: &Path, known: &Known) -> Result<(), String> {
     let database = Database::default();
-    let opened = spool(directory).open(database.clone()).await;
+    let opened = spool(directory).open(database.clone().shared()).await;
     let spooled = opened.map_err(|error| chain(&error))?;
     let left = spooled.flush(10 * SECOND).await;
     let has = lock(&database.has).clone();

@@ -254,10 +254,8 @@ async fn memory_of_bodies_that_are_being_received_is_counted() {
 
 #[tokio::test]
 async fn overloaded_response_has_retry_after() {
-    let policy = SenderPolicy {
-        retry_every: Duration::from_millis(120_500),
-        ..SenderPolicy::default()
-    };
+    let mut policy = SenderPolicy::default();
+    policy.retry_every = Duration::from_millis(120_500);
     let store = MokaStore::new();
     for (layer, retry_after) in [
         (layer(&store), "600"),

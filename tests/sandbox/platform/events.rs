@@ -90,16 +90,12 @@ async fn payloads_contain_known_fields_and_omit_the_rest() {
     sleep(SECOND).await;
     chat.open();
     chat.message("Hello");
-    chat.send(Message {
-        is_user: Some(false),
-        text: Some("Here".into()),
-        attachment: Some(Attachment {
-            url: Some("https://example.com/a.png".into()),
-            filename: Some("a.png".into()),
-            mimetype: Some("image/png".into()),
-        }),
-        ..Message::default()
-    });
+    let picture = Attachment::default()
+        .url("https://example.com/a.png".to_owned())
+        .filename("a.png".to_owned())
+        .mimetype("image/png".to_owned());
+    let message = Message::default().is_user(false).text("Here".to_owned());
+    chat.send(message.attachment(picture));
     sleep(SECOND).await;
     chat.close();
     sleep(SECOND).await;

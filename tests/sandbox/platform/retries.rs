@@ -205,10 +205,8 @@ async fn webhook_is_disabled_by_more_than_500_failures() {
 #[tokio::test(start_paused = true)]
 async fn failures_are_counted_over_a_sliding_hour() {
     // Retries would add failures of their own.
-    let policy = SenderPolicy {
-        retry_every: 2 * DAY,
-        ..SenderPolicy::default()
-    };
+    let mut policy = SenderPolicy::default();
+    policy.retry_every = 2 * DAY;
     for (later, disabled) in [(HOUR - Duration::from_millis(1), true), (HOUR, false)] {
         let recorder = Recorder::answering(StatusCode::INTERNAL_SERVER_ERROR);
         let sandbox = sandbox_with(

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{EventId, EventState, Lane};
+use tower_webhook::inbox::internal::Lane;
+use tower_webhook::inbox::{EventId, EventState};
 use tower_webhook::store::{EventKey, Fence};
 
 pub use self::spy::{Mistake, Spy};

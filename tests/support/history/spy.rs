@@ -6,16 +6,18 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Forgotten, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Forgotten, Page, Records};
+use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState, Filter, Page, Queue};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::StoreError;
 
 use super::{Console, Entry, History, How, Process};
-use crate::{DAY, SECOND, forward, lock};
+use crate::queue::Calls;
+use crate::{DAY, SECOND, lock};
 
 /// A queue that writes the history.
 #[derive(Clone)]
@@ -68,10 +70,6 @@ impl Spy {
         Ok(())
     }
 
-    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
-        Ok(&self.queue.inner)
-    }
-
     fn taken(&self, event: &TakenEvent, take: &Take) {
         self.history.write(Entry::Taken {
             event: event.lease.id,
@@ -83,8 +81,11 @@ impl Spy {
     }
 }
 
-impl Work for Spy {
-    const SHARED: bool = true;
+#[async_trait]
+impl Calls for Spy {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        self.queue.inner.inner()
+    }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let (kind, lane, key) = (
@@ -182,33 +183,19 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size counts begin_bulk step_bulk cancel_bulk);
-}
-
-impl Records for Spy {
-    async fn redrive(
+    async fn change(
         &self,
+        kind: ActionKind,
         id: EventId,
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let change = self.queue.redrive(id, from, by).await?;
+        let change = self.queue.change(kind, id, from, by).await?;
         if change == Change::Made {
-            let by = Console::Redrive;
-            self.history.write(Entry::Changed { event: id, by });
-        }
-        Ok(change)
-    }
-
-    async fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-        by: &By,
-    ) -> Result<Change, StoreError> {
-        let change = self.queue.discard(id, from, by).await?;
-        if change == Change::Made {
-            let by = Console::Discard;
+            let by = match kind {
+                ActionKind::Redrive => Console::Redrive,
+                _ => Console::Discard,
+            };
             self.history.write(Entry::Changed { event: id, by });
         }
         Ok(change)
@@ -234,10 +221,7 @@ impl Records for Spy {
         events: Option<RangeInclusive<EventId>>,
         by: &By,
     ) -> Result<Forgotten, StoreError> {
-        let of_chat = Filter {
-            chat: Some(chat.to_owned()),
-            ..Filter::default()
-        };
+        let of_chat = Filter::default().chat(chat);
         // Nothing comes between: the queue in memory never waits.
         let before = self.list(&of_chat, Page::oldest(usize::MAX)).await?.events;
         let forgotten = self.queue.forget(chat, events.clone(), by).await?;
@@ -260,8 +244,6 @@ impl Records for Spy {
         }
         Ok(forgotten)
     }
-
-    forward!(list blocked_lanes get pauses actions stats);
 }
 
 /// A mistake that a queue could make.
@@ -404,7 +386,7 @@ impl Mistaken {
             take.kinds = Kinds::all();
         }
         let pauses = match self.makes(Mistake::TakesWhatIsPaused) {
-            true => self.inner.pauses().await?,
+            true => self.inner.stats().await?.pauses,
             false => Vec::new(),
         };
         let by = By::default();
@@ -481,7 +463,7 @@ impl Mistaken {
             _ => {}
         }
         let ignores_pause =
-            self.makes(Mistake::HandOverIgnoresPause) && self.inner.stats().await?.is_paused;
+            self.makes(Mistake::HandOverIgnoresPause) && self.inner.stats().await?.is_paused();
         if ignores_pause {
             self.inner.pause(None, None, &By::default()).await?;
         }
@@ -506,35 +488,29 @@ impl Mistaken {
         })
     }
 
-    async fn redrive(
+    async fn change(
         &self,
+        kind: ActionKind,
         id: EventId,
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        if self.makes(Mistake::RedriveIsNotStored) {
+        let is_redrive = kind == ActionKind::Redrive;
+        let is_not_stored = match is_redrive {
+            true => Mistake::RedriveIsNotStored,
+            false => Mistake::DiscardIsNotStored,
+        };
+        if self.makes(is_not_stored) {
             let record = self.inner.get(id).await?;
             return Ok(record.map_or(Change::NotFound, |_| Change::Made));
         }
-        let change = self.inner.redrive(id, from, by).await?;
-        if change == Change::WrongState && self.makes(Mistake::RedrivesInProgress) {
+        let change = self.inner.change(kind, id, from, by).await?;
+        let is_in_progress = is_redrive && change == Change::WrongState;
+        if is_in_progress && self.makes(Mistake::RedrivesInProgress) {
             self.inner.discard(id, None, by).await?;
             return self.inner.redrive(id, None, by).await;
         }
         Ok(change)
-    }
-
-    async fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-        by: &By,
-    ) -> Result<Change, StoreError> {
-        if self.makes(Mistake::DiscardIsNotStored) {
-            let record = self.inner.get(id).await?;
-            return Ok(record.map_or(Change::NotFound, |_| Change::Made));
-        }
-        self.inner.discard(id, from, by).await
     }
 
     async fn forget(
@@ -550,10 +526,7 @@ impl Mistaken {
         match self.mistake {
             Mistake::ForgetIsNotDone => Ok(nothing),
             Mistake::KeepsForgottenBodies => {
-                let of_chat = Filter {
-                    chat: Some(chat.to_owned()),
-                    ..Filter::default()
-                };
+                let of_chat = Filter::default().chat(chat);
                 let listed = self.inner.list(&of_chat, Page::oldest(usize::MAX)).await?;
                 for event in listed.events {
                     self.inner.discard(event.id, None, by).await?;

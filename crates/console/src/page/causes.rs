@@ -141,7 +141,7 @@ pub(super) fn show(causes: &[Cause]) -> Markup {
 /// A database that cannot be reached, or what it has not got since.
 #[cfg(feature = "sqlite")]
 fn spooled(view: &View) -> Option<Cause> {
-    let status = view.console.spool.as_ref()?();
+    let status = view.console.spool.as_ref()?.status();
     let level = match status.is_open || status.refused > 0 {
         true => Level::Critical,
         false => Level::Warning,
@@ -333,7 +333,7 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
         (long(oldest)) " ago, and no attempt was made. Does a worker run?"
     };
     let cause = Cause::new(Level::Critical, text);
-    (!stats.is_paused).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
+    (!stats.is_paused()).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
 }
 
 fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
@@ -350,7 +350,7 @@ fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
 
 fn paused(_: &View, stats: &Stats) -> Option<Cause> {
     let kinds: Vec<_> = stats.kinds.iter().filter(|it| it.is_paused).collect();
-    let text = match (stats.is_paused, kinds.is_empty()) {
+    let text = match (stats.is_paused(), kinds.is_empty()) {
         (true, _) => html! { "Everything is paused." },
         (false, true) => return None,
         (false, false) => html! { "Paused: " (names(kinds.iter().map(|it| &it.kind))) "." },

@@ -7,9 +7,9 @@ use maud::{Markup, html};
 use serde::de::IgnoredAny;
 use tower_webhook::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
-use super::super::operations::More;
+use super::super::reading::More;
 use super::actions::of_event;
-use super::events::{Columns, Failed, rest, table, waiting};
+use super::events::{Columns, rest, table, waiting};
 use super::parts::{button, chat as chat_link, next_attempt, reason_field, state};
 use super::text::{ago, clip, full_time, kind, labelled_time, short};
 use super::view::View;
@@ -90,7 +90,7 @@ pub(in super::super) fn event(
 
 /// When an event is tried that is due, if not at once.
 fn waits(view: &View, event: &EventSummary) -> Markup {
-    let mut pauses = view.pauses.iter();
+    let mut pauses = view.pauses().iter();
     let pause = pauses.find(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
     let inbox = view.console.inbox.as_ref();
     let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&event.kind));
@@ -360,9 +360,9 @@ fn in_millis(line: &str) -> Option<(&str, SystemTime, &str)> {
 pub(in super::super) fn found(
     view: &View,
     wanted: &str,
-    number: &[Failed],
-    of_key: &[Failed],
-    of_chat: &[Failed],
+    number: &[EventSummary],
+    of_key: &[EventSummary],
+    of_chat: &[EventSummary],
 ) -> Markup {
     let all = [
         ("The event with this number", number),
@@ -394,7 +394,12 @@ pub(in super::super) fn found(
     view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
 }
 
-pub(in super::super) fn chat(view: &View, chat: &str, events: &[Failed], more: More) -> Markup {
+pub(in super::super) fn chat(
+    view: &View,
+    chat: &str,
+    events: &[EventSummary],
+    more: More,
+) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {

@@ -4,22 +4,14 @@ use std::time::SystemTime;
 
 use maud::{Markup, html};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{
-    BlockedLane, By, EventId, EventState, EventSummary, Failure, Selection,
-};
+use tower_webhook::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Selection};
 
 use super::super::bulk::Action;
-use super::super::operations::More;
+use super::super::reading::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
-
-/// An event, and its last failure.
-pub(in super::super) struct Failed {
-    pub(in super::super) event: EventSummary,
-    pub(in super::super) failure: Option<Failure>,
-}
 
 /// What was wrong with the events that were selected in a list, or with its filter.
 #[derive(Clone, Copy)]
@@ -31,7 +23,7 @@ pub(in super::super) struct Wrong<'a> {
 pub(in super::super) fn events(
     view: &View,
     search: &Search,
-    rows: &[Failed],
+    rows: &[EventSummary],
     more: More,
     wrong: Option<Wrong<'_>>,
 ) -> Markup {
@@ -173,7 +165,7 @@ pub(super) enum Columns<'a> {
     OfChat,
 }
 
-pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Markup {
+pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) -> Markup {
     let checked = match columns {
         Columns::WithBoxes(checked) => Some(checked),
         _ => None,
@@ -185,7 +177,7 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
         table {
             (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures, and the last one"]))
             tbody {
-                @for Failed { event, failure } in rows {
+                @for event in rows {
                     tr {
                         @if let Some(checked) = checked {
                             // With the state that the operator sees: an event that has changed since is left alone.
@@ -198,7 +190,8 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
                         td { (state(event)) }
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
-                            (reason(view, failure.as_ref(), 40))
+                            // A failure may not have counted. Those before a redrive are on the event's own page.
+                            @if event.failures > 0 || event.state == EventState::Retrying { (reason(view, event.last_failure.as_ref(), 40)) }
                         }
                     }
                 }
@@ -270,7 +263,7 @@ pub(in super::super) fn confirm(
     action: Action,
     search: &Search,
     selection: Option<&Selection>,
-    sample: &[Failed],
+    sample: &[EventSummary],
 ) -> Markup {
     let name = action.name();
     let matched = selection.map_or("0 events".to_owned(), counted);

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use tower_webhook::inbox::{EventSummary, expected};
 
-use super::super::operations::More;
+use super::super::reading::More;
 use super::super::request::Search;
 use super::events::{label, rest};
 use super::parts::{chat, head};

@@ -13,10 +13,10 @@ mod view;
 
 pub(super) use self::actions::{actions, bulk};
 pub(super) use self::event::{Place, chat, event, found};
-pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, lanes};
+pub(super) use self::events::{Wrong, confirm, confirm_pause, events, lanes};
 pub(super) use self::gaps::gaps;
 pub(super) use self::history::{history, refusals, start};
-pub(super) use self::overview::{Blocked, overview};
+pub(super) use self::overview::overview;
 pub(super) use self::text::clamped;
 pub(super) use self::view::{View, problem};
 

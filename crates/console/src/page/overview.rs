@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{Action, BlockedLane, Failure, KindStats, Stats};
+use tower_webhook::inbox::{Action, BlockedLane, Inbox, KindStats, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
 
@@ -51,21 +51,12 @@ pub(super) struct Observed {
     pub(super) tripped: BTreeMap<EventKind, SystemTime>,
 }
 
-/// What an inbox counts, and how long ago.
-type Counted = Result<(Stats, Duration), StoreError>;
-
-/// A blocked lane, and the last failure of the event for which it waits.
-pub(in super::super) struct Blocked {
-    pub(in super::super) lane: BlockedLane,
-    pub(in super::super) failure: Option<Failure>,
-}
-
 impl Observed {
     pub(super) fn by(console: &Console) -> Self {
         let spent = console.budget.as_ref().map(FailureBudget::spent);
         let silent = console.silence.as_ref().map(Silence::silent);
         let minutes = console.recent.as_ref().map(Recent::minutes);
-        let tripped = console.inbox.as_ref().map(|inbox| inbox.tripped());
+        let tripped = console.inbox.as_ref().map(Inbox::tripped);
         Self {
             spent: spent.unwrap_or_default(),
             silent: silent.unwrap_or_default(),
@@ -77,19 +68,15 @@ impl Observed {
 
 pub(in super::super) fn overview(
     view: &View,
-    counted: Option<&Counted>,
-    blocked: &[Blocked],
+    error: Option<&StoreError>,
+    blocked: &[BlockedLane],
     changes: &[Action],
 ) -> Markup {
-    let (counted, error) = match counted.map(Result::as_ref).transpose() {
-        Ok(counted) => (counted, None),
-        Err(error) => (None, Some(error)),
-    };
-    let stats = counted.map(|(stats, _)| stats);
+    let stats = view.stats();
     let console = &view.console;
     let observed = Observed::by(console);
     let (rows, others) = rows(stats, &observed);
-    let is_paused = stats.is_some_and(|stats| stats.is_paused);
+    let is_paused = stats.is_some_and(Stats::is_paused);
     let causes = causes(view, stats, error, &observed);
     let content = html! {
         div #alerts data-live role="status" { (show(&causes)) }
@@ -105,7 +92,7 @@ pub(in super::super) fn overview(
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
-                    @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
+                    @if let Some((_, age)) = view.counted.as_ref().filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
@@ -180,7 +167,7 @@ pub(super) fn is_short(kind: &EventKind) -> bool {
 }
 
 /// The chats in which most events wait, and why.
-fn worst(view: &View, blocked: &[Blocked]) -> Markup {
+fn worst(view: &View, blocked: &[BlockedLane]) -> Markup {
     html! {
         section {
             div.head {
@@ -190,7 +177,7 @@ fn worst(view: &View, blocked: &[Blocked]) -> Markup {
             table {
                 (head(&["Chat", "#Waiting", "For", "Blocked by", "Reason"]))
                 tbody {
-                    @for Blocked { lane, failure } in blocked {
+                    @for lane in blocked {
                         @let event = &lane.event;
                         tr {
                             td.wide { (chat(view, event.chat.as_deref())) }
@@ -200,7 +187,7 @@ fn worst(view: &View, blocked: &[Blocked]) -> Markup {
                                 a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
                                 ", " (name(&event.kind)) " " (state(event))
                             }
-                            td.wide { (reason(view, failure.as_ref(), 200)) }
+                            td.wide { (reason(view, event.last_failure.as_ref(), 200)) }
                         }
                     }
                 }

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use maud::{Markup, html};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{By, EventState, EventSummary, Failure};
+use tower_webhook::inbox::{By, EventState, EventSummary, PastFailure};
 
 use super::text::{clip, encode, long, time};
 use super::view::View;
@@ -38,9 +38,9 @@ pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
 }
 
 /// The last failure of an event, whose reason takes at most so many bytes of HTML.
-pub(super) fn reason(view: &View, failure: Option<&Failure>, most: usize) -> Markup {
+pub(super) fn reason(view: &View, failure: Option<&PastFailure>, most: usize) -> Markup {
     html! {
-        @if let Some(failure) = failure {
+        @if let Some(PastFailure { failure, .. }) = failure {
             b.bad { (clip(&failure.outcome, 60)) }
             @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
             @else { ": " (clip(&failure.reason, most)) }

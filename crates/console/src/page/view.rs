@@ -2,11 +2,12 @@
 
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 use tower_webhook::EventKind;
-use tower_webhook::inbox::Pause;
+use tower_webhook::inbox::{Pause, Stats};
 
 use super::super::bulk::Action;
 use super::super::request::Did;
@@ -24,7 +25,8 @@ pub(in super::super) struct View {
     pub(in super::super) base: String,
     /// What the last action did.
     pub(in super::super) did: Option<Did>,
-    pub(in super::super) pauses: Vec<Pause>,
+    /// What the inbox counts, and how long ago.
+    pub(in super::super) counted: Option<(Stats, Duration)>,
 }
 
 impl View {
@@ -58,8 +60,16 @@ impl View {
         !self.console.is_read_only && self.console.inbox.is_some()
     }
 
-    fn pauses(&self) -> Markup {
-        let pauses = &self.pauses;
+    pub(in super::super) fn stats(&self) -> Option<&Stats> {
+        self.counted.as_ref().map(|(stats, _)| stats)
+    }
+
+    pub(super) fn pauses(&self) -> &[Pause] {
+        self.stats().map_or(&[], |stats| &stats.pauses)
+    }
+
+    fn paused(&self) -> Markup {
+        let pauses = self.pauses();
         html! {
             @for pause in pauses.iter().take(PAUSES) {
                 @let name = pause.kind.as_ref().map_or("everything".to_owned(), kind);
@@ -141,7 +151,7 @@ impl View {
                             label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
                         }
                     }
-                    aside.bar #paused data-live aria-label="Pauses" { (self.pauses()) }
+                    aside.bar #paused data-live aria-label="Pauses" { (self.paused()) }
                     main #main tabindex="-1" {
                         @if let Some(did) = &self.did { p.notice #notice role="status" { (self.did(did)) } }
                         (content)

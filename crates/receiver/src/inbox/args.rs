@@ -256,22 +256,17 @@ impl Matching {
             now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
         };
         let (from, until) = (self.newer_than.map(ago), self.older_than.map(ago));
-        let of_time = match self.failed {
+        let mut filter = match self.failed {
             true => Filter::failed(from, until),
-            false => Filter {
-                states: self.state.clone(),
-                accepted_from: from,
-                accepted_until: until,
-                ..Filter::default()
-            },
+            false => Filter::default()
+                .states(self.state.clone())
+                .accepted(from, until),
         };
-        Filter {
-            kinds: self.kind.clone(),
-            chat: self.chat.clone(),
-            key: self.key.clone(),
-            error: self.error.clone(),
-            ..of_time
-        }
+        filter.kinds.clone_from(&self.kind);
+        filter.chat.clone_from(&self.chat);
+        filter.key.clone_from(&self.key);
+        filter.error.clone_from(&self.error);
+        filter
     }
 
     pub(crate) fn is_everything(&self) -> bool {

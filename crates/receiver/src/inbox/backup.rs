@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, ensure};
 use rusqlite::{Connection, OpenFlags};
-use tower_webhook::inbox::{Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{Filter, Inbox, Page};
 
 use super::change::{is_confirmed, must_be_terminal};
 use super::print;
@@ -85,7 +85,7 @@ async fn is_wanted(copy: &Path, part: &Path, inbox: &Path, yes: bool) -> anyhow:
     }
 }
 
-async fn newest<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<String> {
+async fn newest(inbox: &Inbox) -> anyhow::Result<String> {
     let listed = inbox.list(&Filter::default(), Page::newest(1)).await?;
     let newest = listed.events.first();
     Ok(newest.map_or("never".to_owned(), |event| print::ago(event.accepted_at)))

@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::signal::ctrl_c;
 use tokio::time::sleep;
 use tower_webhook::inbox::{
-    ActionKind, BulkState, Change, EventId, EventState, Inbox, Page, Queue, Selection, Which,
+    ActionKind, BulkState, Change, EventId, EventState, Inbox, Page, Selection, Which,
 };
 
 use super::args::Chosen;
@@ -33,8 +33,8 @@ const PREVIEW: usize = 5;
 /// How often a command shows its progress.
 const SHOW: Duration = Duration::from_millis(200);
 
-pub(crate) async fn change<Q: Queue>(
-    inbox: &Inbox<Q>,
+pub(crate) async fn change(
+    inbox: &Inbox,
     action: Action,
     chosen: Chosen,
 ) -> anyhow::Result<ExitCode> {
@@ -52,7 +52,7 @@ pub(crate) async fn change<Q: Queue>(
 }
 
 /// Continues a change of all events that match, whose process has ended.
-pub(crate) async fn go_on<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<ExitCode> {
+pub(crate) async fn go_on(inbox: &Inbox, number: i64) -> anyhow::Result<ExitCode> {
     let (made, is_complete) = make(inbox, number).await?;
     let action = inbox.action(number).await?;
     if made > 0 && action.is_some_and(|action| action.kind == ActionKind::Redrive) {
@@ -62,7 +62,7 @@ pub(crate) async fn go_on<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Re
 }
 
 /// Cancels a change of all events that match.
-pub(crate) async fn cancel<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<ExitCode> {
+pub(crate) async fn cancel(inbox: &Inbox, number: i64) -> anyhow::Result<ExitCode> {
     let was_open = inbox.cancel(number).await?;
     match was_open {
         true => eprintln!("cancelled: action {number}"),
@@ -78,8 +78,8 @@ fn code(is_complete: bool) -> ExitCode {
     }
 }
 
-async fn name_pauses<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
-    for pause in inbox.pauses().await? {
+async fn name_pauses(inbox: &Inbox) -> anyhow::Result<()> {
+    for pause in inbox.stats().await?.pauses {
         let kind = pause.kind.map(|kind| kind.to_string());
         let (name, of) = match &kind {
             Some(kind) => (kind.as_str(), format!(" {kind}")),
@@ -91,8 +91,8 @@ async fn name_pauses<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
 }
 
 /// Returns how many events were changed, and whether that were all.
-async fn change_some<Q: Queue>(
-    inbox: &Inbox<Q>,
+async fn change_some(
+    inbox: &Inbox,
     action: Action,
     chosen: &Chosen,
 ) -> anyhow::Result<(u64, bool)> {
@@ -121,11 +121,7 @@ async fn change_some<Q: Queue>(
 }
 
 /// Changes all events that match. If the command is killed, `receiver inbox continue` or a console goes on.
-async fn change_all<Q: Queue>(
-    inbox: &Inbox<Q>,
-    action: Action,
-    chosen: &Chosen,
-) -> anyhow::Result<(u64, bool)> {
+async fn change_all(inbox: &Inbox, action: Action, chosen: &Chosen) -> anyhow::Result<(u64, bool)> {
     name_interrupted(inbox).await?;
     let Some(selection) = preview(inbox, action, chosen).await? else {
         eprintln!("no event matches");
@@ -139,7 +135,7 @@ async fn change_all<Q: Queue>(
 }
 
 /// Says which changes of all that match wait for somebody who continues them.
-async fn name_interrupted<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
+async fn name_interrupted(inbox: &Inbox) -> anyhow::Result<()> {
     for action in inbox.actions(Which::Running, None, 100).await? {
         let bulk = action.bulk.as_ref();
         if bulk.is_none_or(|bulk| bulk.state != BulkState::Interrupted) {
@@ -159,7 +155,7 @@ async fn name_interrupted<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
 
 /// Makes a change that was begun until its end, or until Ctrl-C, which cancels it. Returns how many events were changed, and
 /// whether that were all.
-async fn make<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<(u64, bool)> {
+async fn make(inbox: &Inbox, number: i64) -> anyhow::Result<(u64, bool)> {
     let ended = tokio::select! {
         ended = inbox.continue_all(number) => Some(ended?),
         () = show(inbox, number) => None,
@@ -192,7 +188,7 @@ async fn make<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<(u64, b
 }
 
 /// Shows the progress of a change, forever.
-async fn show<Q: Queue>(inbox: &Inbox<Q>, number: i64) {
+async fn show(inbox: &Inbox, number: i64) {
     if !io::stderr().is_terminal() {
         return pending().await;
     }
@@ -218,8 +214,8 @@ impl Drop for Line {
 }
 
 /// What is changed: the events that match and that can be changed, of those that are there now. Shows the first ones.
-async fn preview<Q: Queue>(
-    inbox: &Inbox<Q>,
+async fn preview(
+    inbox: &Inbox,
     action: Action,
     chosen: &Chosen,
 ) -> anyhow::Result<Option<Selection>> {

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use tokio::signal::ctrl_c;
-use tower_webhook::inbox::Queue;
+use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::spool::Spool;
 
-pub(crate) async fn flush<Q: Queue>(
-    queue: Q,
+pub(crate) async fn flush(
+    queue: PostgresQueue,
     path: &Path,
     within: u64,
 ) -> anyhow::Result<ExitCode> {

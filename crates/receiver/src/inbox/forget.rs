@@ -5,21 +5,14 @@ use std::time::SystemTime;
 
 use sha2::{Digest, Sha256};
 use tokio::signal::ctrl_c;
-use tower_webhook::inbox::{Filter, Inbox, Queue};
+use tower_webhook::inbox::{Filter, Inbox};
 
 use super::Pages;
 use super::change::is_confirmed;
 use super::user;
 
-pub(crate) async fn forget<Q: Queue>(
-    inbox: &Inbox<Q>,
-    chat: String,
-    yes: bool,
-) -> anyhow::Result<ExitCode> {
-    let filter = Filter {
-        chat: Some(chat.clone()),
-        ..Filter::default()
-    };
+pub(crate) async fn forget(inbox: &Inbox, chat: String, yes: bool) -> anyhow::Result<ExitCode> {
+    let filter = Filter::default().chat(&chat);
     let (mut events, mut unsettled) = (0, 0);
     let mut pages = Pages::new(inbox, &filter, false);
     while let Some(page) = pages.next().await? {

@@ -14,7 +14,7 @@ use std::process::ExitCode;
 
 use futures_util::future::join_all;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Queue, Which};
+use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Which};
 
 use self::args::{Command, Options};
 use self::change::{Action, cancel, change, go_on};
@@ -71,18 +71,11 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
 }
 
 /// Warns of kinds that neither the platform nor the inbox has: they are typing errors, perhaps.
-async fn warn_of_unknown<Q: Queue>(inbox: &Inbox<Q>, named: &[EventKind]) -> anyhow::Result<()> {
+async fn warn_of_unknown(inbox: &Inbox, named: &[EventKind]) -> anyhow::Result<()> {
     for kind in named.iter().filter(|kind| !EventKind::ALL.contains(kind)) {
-        let filter = Filter {
-            kinds: vec![kind.clone()],
-            ..Filter::default()
-        };
-        if !inbox
-            .list(&filter, Page::newest(1))
-            .await?
-            .events
-            .is_empty()
-        {
+        let of_kind = Filter::default().kinds([kind.clone()]);
+        let listed = inbox.list(&of_kind, Page::newest(1)).await?;
+        if !listed.events.is_empty() {
             continue;
         }
         // Also those that are settled, if they are recent.
@@ -118,7 +111,7 @@ fn by(reason: &str) -> By {
     By::new(&who).because(reason)
 }
 
-async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<ExitCode> {
+async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
     warn_of_unknown(&inbox, command.kinds()).await?;
     let inbox = &inbox.by(by(command.reason()));
     match command {
@@ -182,7 +175,7 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
         Command::Resume { kind } => {
             inbox.resume(kind.as_ref()).await?;
             said("resumed", kind.as_ref());
-            for pause in inbox.pauses().await? {
+            for pause in inbox.stats().await?.pauses {
                 said("still paused", pause.kind.as_ref());
             }
         }
@@ -199,7 +192,7 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
             let stats = inbox.stats().await?;
             match json {
                 true => print::stats_line(&stats)?,
-                false => print::stats(&stats, &inbox.pauses().await?)?,
+                false => print::stats(&stats)?,
             }
         }
         Command::Export { matching } => {
@@ -226,24 +219,21 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
 const AT_ONCE: usize = 128;
 
 /// The events that match, page by page.
-pub(crate) struct Pages<'a, Q> {
-    inbox: &'a Inbox<Q>,
+pub(crate) struct Pages<'a> {
+    inbox: &'a Inbox,
     filter: &'a Filter,
     /// `None` after the last one.
     next: Option<Page>,
 }
 
-impl<'a, Q: Queue> Pages<'a, Q> {
-    pub(crate) fn new(inbox: &'a Inbox<Q>, filter: &'a Filter, newest_first: bool) -> Self {
+impl<'a> Pages<'a> {
+    pub(crate) fn new(inbox: &'a Inbox, filter: &'a Filter, newest_first: bool) -> Self {
+        let mut first = Page::oldest(4 * AT_ONCE);
+        first.newest_first = newest_first;
         Self {
             inbox,
             filter,
-            next: Some(Page {
-                after: None,
-                limit: 4 * AT_ONCE,
-                newest_first,
-                within: None,
-            }),
+            next: Some(first),
         }
     }
 

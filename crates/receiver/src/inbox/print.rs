@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{
-    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats, expected,
+    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Stats, expected,
 };
 
 use crate::json::line_with_payload;
@@ -398,20 +398,20 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     }
 }
 
-pub(crate) fn stats(stats: &Stats, pauses: &[Pause]) -> io::Result<()> {
+pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match stats.to_string().as_str() {
         "" => writeln!(out, "every event is settled")?,
         text => out.write_all(text.as_bytes())?,
     }
-    for Pause { kind, since, note } in pauses {
-        let kind = kind.as_ref().map_or("everything", EventKind::as_str);
+    for pause in &stats.pauses {
+        let kind = pause.kind.as_ref();
         writeln!(
             out,
             "{} was paused {}: {}",
-            printable(kind),
-            ago(*since),
-            printable(note)
+            printable(kind.map_or("everything", EventKind::as_str)),
+            ago(pause.since),
+            printable(&pause.note)
         )?;
     }
     Ok(())
@@ -450,7 +450,7 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
     line(
         &mut out,
         &Line {
-            paused: stats.is_paused,
+            paused: stats.is_paused(),
             kinds: kinds.collect(),
         },
     )

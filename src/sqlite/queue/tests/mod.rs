@@ -10,7 +10,7 @@ mod upgrade;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
@@ -20,8 +20,17 @@ use tempfile::TempDir;
 use super::*;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
-use crate::inbox::event::{Failure, Kinds, Namespace, TakenEvent};
-use crate::inbox::records::EventSummary;
+use crate::event::EventKind;
+use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Failure, Kinds, Lane, Namespace, NewEvent, Settlement, Take,
+    TakenEvent,
+};
+use crate::inbox::queue::{
+    AcceptEvents, Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents,
+    MeasureTables, PurgeEvents, SettleEvents, Settled,
+};
+use crate::inbox::records::{Change, EventSummary, Filter, Page};
 use crate::sqlite::schema::sql;
 use crate::store::{EventKey, StoreErrorKind};
 
@@ -262,7 +271,7 @@ async fn everything_outlives_reopening() {
     assert_eq!(paused[0].kind, EventKind::CHAT_OPENED);
     assert_eq!((stats.unsettled(), stats.dead()), (3, 1));
     queue
-        .redrive(dead.lease.id, None, &By::default())
+        .change(ActionKind::Redrive, dead.lease.id, None, &By::default())
         .await
         .unwrap();
     assert_eq!(ids(&queue.take_some(10).await), [dead.lease.id.0]);
@@ -347,11 +356,11 @@ async fn numbers_are_not_used_twice() {
     assert!(listed.is_empty(), "{listed:?}");
     for change in [
         queue
-            .redrive(EventId(3), None, &By::default())
+            .change(ActionKind::Redrive, EventId(3), None, &By::default())
             .await
             .unwrap(),
         queue
-            .discard(EventId(3), None, &By::default())
+            .change(ActionKind::Discard, EventId(3), None, &By::default())
             .await
             .unwrap(),
     ] {

@@ -1,7 +1,8 @@
 //! The queue returns what the one in memory returns.
 
 use super::*;
-use crate::inbox::records::forget_all;
+use crate::inbox::queue::Claims;
+use crate::inbox::records::{BlockedLane, Listed, Stats, forget_all};
 use crate::memory::MemoryQueue;
 
 /// A step, which both queues do.
@@ -193,20 +194,18 @@ impl Pair {
             }
             15 if self.last > 0 => {
                 let id = EventId(random.i64(1..=self.last));
-                let redrives = random.bool();
-                let from = random.bool().then(|| EventState::ALL[random.usize(0..7)]);
-                let changes = match redrives {
-                    true => [
-                        self.memory.redrive(id, from, &By::default()).await.unwrap(),
-                        self.sqlite.redrive(id, from, &By::default()).await.unwrap(),
-                    ],
-                    false => [
-                        self.memory.discard(id, from, &By::default()).await.unwrap(),
-                        self.sqlite.discard(id, from, &By::default()).await.unwrap(),
-                    ],
+                let kind = match random.bool() {
+                    true => ActionKind::Redrive,
+                    false => ActionKind::Discard,
                 };
+                let from = random.bool().then(|| EventState::ALL[random.usize(0..7)]);
+                let by = By::default();
+                let changes = [
+                    self.memory.change(kind, id, from, &by).await.unwrap(),
+                    self.sqlite.change(kind, id, from, &by).await.unwrap(),
+                ];
                 let [x, y] = changes.map(|change| format!("{change:?}"));
-                self.same(format!("redrive {redrives} {id} {from:?}"), x, y);
+                self.same(format!("{kind} {id} {from:?}"), x, y);
             }
             16 => {
                 let kind = (random.u8(0..4) > 0).then_some(EventKind::CHAT_RATED);
@@ -263,8 +262,9 @@ impl Pair {
             let one = |event: &EventSummary| {
                 let due = event.due_at.is_some();
                 let settled = event.settled_at.is_some();
+                let last = event.last_failure.as_ref().map(|past| &past.failure);
                 format!(
-                    "{} {} {:?} due {due} settled {settled} failures {} redriven {}",
+                    "{} {} {:?} due {due} settled {settled} failures {} redriven {} last {last:?}",
                     event.id, event.state, event.chat, event.failures, event.is_redriven
                 )
             };
@@ -296,7 +296,9 @@ impl Pair {
                 )
             });
             let kinds: Vec<_> = kinds.collect();
-            format!("{kinds:?}, {}", stats.is_paused)
+            let pauses = stats.pauses.iter();
+            let pauses: Vec<_> = pauses.map(|pause| (&pause.kind, &pause.note)).collect();
+            format!("{kinds:?}, {pauses:?}")
         };
         let a = show(self.memory.stats().await.unwrap());
         let b = show(self.sqlite.stats().await.unwrap());
@@ -305,7 +307,11 @@ impl Pair {
         let show = |lanes: Vec<BlockedLane>| {
             let one = |lane: &BlockedLane| {
                 let event = &lane.event;
-                format!("{} {} and {}", event.id, event.state, lane.waiting)
+                let last = event.last_failure.as_ref().map(|past| &past.failure);
+                format!(
+                    "{} {} and {}, {last:?}",
+                    event.id, event.state, lane.waiting
+                )
             };
             lanes.iter().map(one).collect::<Vec<_>>().join("\n")
         };

@@ -33,7 +33,10 @@ async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
     assert_eq!(queue.sql(bodies).await, 202);
     let handled = taken[0].lease.id;
     assert_eq!(queue.state(handled.0).await, EventState::Handled);
-    let redriven = queue.redrive(handled, None, &By::default()).await.unwrap();
+    let redriven = queue
+        .change(ActionKind::Redrive, handled, None, &By::default())
+        .await
+        .unwrap();
     assert_eq!(redriven, Change::WithoutBody);
 
     desk.wait(8 * DAY);
@@ -178,8 +181,14 @@ async fn what_cannot_be_recorded_is_not_done() {
     plain.execute_batch(fails).unwrap();
     let by = By::new("ada");
     let changes = [
-        queue.redrive(dead, None, &by).await.map(drop),
-        queue.discard(waits, None, &by).await.map(drop),
+        queue
+            .change(ActionKind::Redrive, dead, None, &by)
+            .await
+            .map(drop),
+        queue
+            .change(ActionKind::Discard, waits, None, &by)
+            .await
+            .map(drop),
         queue.pause(None, Some("maintenance"), &by).await,
         queue.forget("chat-2", None, &by).await.map(drop),
     ];
@@ -189,11 +198,14 @@ async fn what_cannot_be_recorded_is_not_done() {
     }
     assert_eq!(queue.state(dead.0).await, EventState::Dead);
     assert_eq!(queue.state(waits.0).await, EventState::Waiting);
-    assert_eq!(queue.pauses().await.unwrap(), []);
+    assert_eq!(queue.stats().await.unwrap().pauses, []);
     assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 2);
 
     plain.execute_batch("DROP TRIGGER fails").unwrap();
-    let redriven = queue.redrive(dead, None, &by).await.unwrap();
+    let redriven = queue
+        .change(ActionKind::Redrive, dead, None, &by)
+        .await
+        .unwrap();
     assert_eq!(redriven, Change::Made);
 }
 
@@ -207,7 +219,7 @@ async fn a_change_without_a_step_for_a_minute_is_interrupted() {
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let number = queue.begin(&bulk, &By::default()).await.unwrap();
     let state = async || {
         let running = queue.actions(Which::Running, None, 1).await.unwrap();
         running[0].bulk.as_ref().unwrap().state
@@ -224,7 +236,7 @@ async fn a_change_without_a_step_for_a_minute_is_interrupted() {
         assert_eq!(state().await, BulkState::Running);
         desk.wait(2 * SECOND);
         assert_eq!(state().await, BulkState::Interrupted);
-        assert!(queue.step_bulk(number, &step).await.unwrap());
+        assert!(queue.step(number, &step).await.unwrap());
     }
     assert_eq!(state().await, BulkState::Running);
 }
@@ -250,7 +262,7 @@ async fn old_actions_are_purged_and_so_are_too_many() {
         chat: None,
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let number = queue.begin(&bulk, &By::default()).await.unwrap();
     let many = queue.run(Need::Write, |tx| {
         let many = "
             INSERT INTO actions (at, who, reason, what, changed)
@@ -264,13 +276,15 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     assert_eq!(queue.sql("SELECT min(number) FROM actions").await, number);
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_001);
     assert_eq!(queue.sql("SELECT max(number) FROM actions").await, 100_303);
-    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
+    assert!(queue.cancel(number, &By::default()).await.unwrap());
     queue.purge_all(DAY).await;
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_000);
 
     // Links end with their events.
     let taken = queue.add_and_take(event(1)).await;
-    let discarded = queue.discard(taken.lease.id, None, &By::new("ada")).await;
+    let discarded = queue
+        .change(ActionKind::Discard, taken.lease.id, None, &By::new("ada"))
+        .await;
     assert_eq!(discarded.unwrap(), Change::Made);
     assert_eq!(queue.sql("SELECT count(*) FROM changed").await, 1);
     queue.add(event(2)).await;

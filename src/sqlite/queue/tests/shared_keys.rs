@@ -87,11 +87,11 @@ async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
     }
     queue.add(guarded(1)).await;
     queue
-        .discard(dead.lease.id, None, &By::default())
+        .change(ActionKind::Discard, dead.lease.id, None, &By::default())
         .await
         .unwrap();
     queue
-        .discard(waits.lease.id, None, &By::default())
+        .change(ActionKind::Discard, waits.lease.id, None, &By::default())
         .await
         .unwrap();
     for _ in 0..10 {

@@ -5,20 +5,21 @@ use http::{HeaderMap, HeaderValue};
 use super::*;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
-use crate::sqlite::queue::{actions, chats, person};
-use crate::telemetry::{Series, minute_of};
+use crate::sqlite::queue::{actions, chats};
+use crate::telemetry::{Count, CountsOf, Series, minute_of};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
         accept::STATEMENTS,
         actions::STATEMENTS,
+        blocked::STATEMENTS,
+        change::STATEMENTS,
         chats::STATEMENTS,
         claim::STATEMENTS,
-        counts::STATEMENTS,
+        count::STATEMENTS,
         kinds::STATEMENTS,
         lanes::STATEMENTS,
         list::STATEMENTS,
-        person::STATEMENTS,
         purge::STATEMENTS,
         row::STATEMENTS,
         search::STATEMENTS,
@@ -36,7 +37,7 @@ async fn exercise_bulk(queue: &SqliteQueue, event: EventId) {
         chat: Some("chat-3".to_owned()),
         rate: 0,
     };
-    let number = queue.begin_bulk(&bulk, &By::default()).await.unwrap();
+    let number = queue.begin(&bulk, &By::default()).await.unwrap();
     let step = BulkStep {
         redrives: true,
         events: vec![(event, EventState::Dead)],
@@ -44,8 +45,8 @@ async fn exercise_bulk(queue: &SqliteQueue, event: EventId) {
         reached: event,
         is_last: false,
     };
-    assert!(queue.step_bulk(number, &step).await.unwrap());
-    assert!(queue.cancel_bulk(number, &By::default()).await.unwrap());
+    assert!(queue.step(number, &step).await.unwrap());
+    assert!(queue.cancel(number, &By::default()).await.unwrap());
 }
 
 async fn exercise_counts(queue: &SqliteQueue) {
@@ -182,9 +183,18 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                         queue.actions(which, None, 5).await.unwrap();
                     }
                     exercise_bulk(queue, event.id).await;
-                    queue.redrive(event.id, None, &By::default()).await.unwrap();
-                    queue.redrive(event.id, None, &By::default()).await.unwrap();
-                    queue.discard(event.id, None, &By::default()).await.unwrap();
+                    queue
+                        .change(ActionKind::Redrive, event.id, None, &By::default())
+                        .await
+                        .unwrap();
+                    queue
+                        .change(ActionKind::Redrive, event.id, None, &By::default())
+                        .await
+                        .unwrap();
+                    queue
+                        .change(ActionKind::Discard, event.id, None, &By::default())
+                        .await
+                        .unwrap();
                 }
             }
         }
@@ -194,7 +204,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         }
         exercise_counts(queue).await;
         queue.stats().await.unwrap();
-        queue.size().await.unwrap();
+        queue.measure().await.unwrap();
         queue.purge(60 * SECOND).await.unwrap();
         desk.wait(Duration::from_secs(1 + 60 * 60 * (round % 5)));
     }

@@ -26,16 +26,16 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, EventLease, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Lane, Page, Queue};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Queue};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
 use support::database::{Database, connect, count, execute};
-use support::queue::{dead, new_event, retry, skip};
+use support::queue::{Calls, dead, new_event, retry, skip};
 use support::{DAY, HOUR};
 
 use self::points::{COMMIT, Point, START, Touched, plant};
@@ -146,8 +146,8 @@ type Held = (String, bool, EventLease);
 
 /// A queue, and what both operations know of the lane.
 #[derive(Clone)]
-struct Side<Q> {
-    queue: Q,
+struct Side {
+    queue: Queue,
     first: Option<EventId>,
     held: Option<Held>,
 }
@@ -190,11 +190,11 @@ fn took<'a>(taken: impl IntoIterator<Item = &'a TakenEvent>) -> Answer {
     (format!("took {shown:?}"), all)
 }
 
-impl<Q: Queue> Side<Q> {
+impl Side {
     /// Brings a lane into its state.
-    async fn begin(queue: Q, lanes: Lanes) -> Self {
+    async fn begin(queue: impl Into<Queue>, lanes: Lanes) -> Self {
         let mut side = Self {
-            queue,
+            queue: queue.into(),
             first: None,
             held: None,
         };
@@ -268,7 +268,7 @@ impl<Q: Queue> Side<Q> {
                 "{:?}",
                 queue.discard(first.unwrap(), None, &by).await.unwrap()
             ),
-            Op::Forget => forget_all(queue, CHAT, &by).await.unwrap().to_string(),
+            Op::Forget => queue.forget_all(CHAT, &by).await.unwrap().to_string(),
             Op::Purge => queue.purge(Duration::ZERO).await.unwrap().to_string(),
             Op::Pause => format!("{:?}", queue.pause(None, Some(""), &by).await.unwrap()),
         };
@@ -505,7 +505,7 @@ impl Driver {
         let sides = [
             one.clone(),
             Side {
-                queue: other,
+                queue: other.into(),
                 ..one
             },
         ];
@@ -592,7 +592,7 @@ impl Driver {
     async fn go(
         &self,
         running: &mut [Running; 2],
-        sides: &[Side<PostgresQueue>; 2],
+        sides: &[Side; 2],
         ops: [Op; 2],
         who: usize,
         points: i64,

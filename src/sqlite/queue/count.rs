@@ -1,13 +1,18 @@
-//! Counts of processes.
+//! The number of events, and counts of processes.
 
 use std::borrow::Cow;
+use std::time::SystemTime;
 
+use async_trait::async_trait;
 use rusqlite::types::Type;
 use rusqlite::{Result, Row, params};
 
-use super::row;
+use super::{SqliteQueue, row, stats};
 use crate::inbox::counts::{SPANS, kept_from};
-use crate::sqlite::engine::Tx;
+use crate::inbox::queue::CountEvents;
+use crate::inbox::records::Stats;
+use crate::sqlite::engine::{Need, Tx};
+use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
 
 const NOTE: &str = "
@@ -40,7 +45,48 @@ const AT_ONCE: i64 = 2_000;
 /// How many counts of each series a step of a purge puts together or deletes.
 const STEP: i64 = 64;
 
-pub(super) fn note(tx: &Tx<'_>, counts: &[Count]) -> Result<()> {
+#[async_trait]
+impl CountEvents for SqliteQueue {
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        let mut counts = stats::Counts::default();
+        while !counts.is_complete() {
+            let before = counts;
+            let step = self.read(move |tx| {
+                let mut counts = before.clone();
+                counts.step(tx)?;
+                Ok(counts)
+            });
+            counts = step.await?;
+        }
+        self.read(move |tx| counts.stats(tx)).await
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        let mut sums = Sums::new(of.clone());
+        for first in lists(of) {
+            let mut next = Some(first);
+            while let Some(from) = next.take_if(|next| !is_enough(&sums, of, next)) {
+                let of = of.clone();
+                let step = self.read(move |tx| list(tx, &of, &from));
+                let (counts, rest) = step.await?;
+                counts.into_iter().for_each(|count| sums.add(count));
+                next = rest;
+            }
+        }
+        Ok(sums.end())
+    }
+
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
+        let counts = counts.to_vec();
+        self.run(Need::Write, move |tx| {
+            note(tx, &counts)?;
+            Ok(row::time(tx.now))
+        })
+        .await
+    }
+}
+
+fn note(tx: &Tx<'_>, counts: &[Count]) -> Result<()> {
     let mut note = tx.prepare(NOTE)?;
     for count in counts {
         let sample = count.sample.as_ref();
@@ -60,14 +106,14 @@ pub(super) fn note(tx: &Tx<'_>, counts: &[Count]) -> Result<()> {
 
 /// Where a list continues: below this minute, process, kind and outcome of a span and a series.
 #[derive(Clone)]
-pub(super) struct Next {
+struct Next {
     series: Series,
     span: i64,
     below: (i64, i64, String, String),
 }
 
 /// All lists of series that are read one after another.
-pub(super) fn lists(of: &CountsOf) -> Vec<Next> {
+fn lists(of: &CountsOf) -> Vec<Next> {
     let spans = of.series.iter().flat_map(|series| {
         SPANS.map(|span| Next {
             series: *series,
@@ -79,7 +125,7 @@ pub(super) fn lists(of: &CountsOf) -> Vec<Next> {
 }
 
 /// Reads some counts, and returns where the list continues.
-pub(super) fn list(tx: &Tx<'_>, of: &CountsOf, next: &Next) -> Result<(Vec<Count>, Option<Next>)> {
+fn list(tx: &Tx<'_>, of: &CountsOf, next: &Next) -> Result<(Vec<Count>, Option<Next>)> {
     let (minute, process, kind, outcome) = &next.below;
     let mut list = tx.prepare(LIST)?;
     let values = params![
@@ -108,7 +154,7 @@ pub(super) fn list(tx: &Tx<'_>, of: &CountsOf, next: &Next) -> Result<(Vec<Count
 }
 
 /// Whether all counts are read that the newest of a limited number need.
-pub(super) fn is_enough(sums: &Sums, of: &CountsOf, next: &Next) -> bool {
+fn is_enough(sums: &Sums, of: &CountsOf, next: &Next) -> bool {
     of.series.len() == 1 && sums.are_complete(next.below.0)
 }
 

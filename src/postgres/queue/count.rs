@@ -1,14 +1,17 @@
-//! Counts of processes.
+//! Events are counted, and what processes count is kept.
 
 use std::borrow::Cow;
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use sqlx::postgres::PgRow;
 
 use super::batches::Result;
 use super::database::Database;
-use super::rows;
-use crate::inbox::counts::{SPANS, kept_from};
+use super::{parameters, rows, stats};
+use crate::inbox::counts::SPANS;
+use crate::inbox::queue::CountEvents;
+use crate::inbox::records::Stats;
 use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::OpenError as Error;
 use crate::telemetry::{Count, CountsOf, Sample, Series};
@@ -23,13 +26,28 @@ const LIST: &str = "
     WHERE series = ANY ($1) AND span = ANY ($7) AND minute >= $2 AND minute < $3
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 2 DESC, 1, 3, 4, 5 LIMIT $6";
 
-const PURGE: &str = "SELECT {schema}.purge_counts($1, $2, $3, $4)";
+#[async_trait]
+impl CountEvents for Database {
+    async fn stats(&self) -> Result<Stats> {
+        Ok(stats::stats(&self.read(&stats::count(), &[]).await?)?)
+    }
 
-/// How many counts of each series a step of a purge puts together or deletes.
-const STEP: i64 = 500;
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>> {
+        let series = of.series.iter().map(|series| series.name().to_owned());
+        let values = [
+            Value::Texts(series.collect()),
+            Value::Number(of.from),
+            Value::Number(of.until),
+            Value::Number(of.bucket.max(1)),
+            Value::Number(of.by_process.into()),
+            parameters::number(of.limit),
+            Value::numbers(SPANS),
+        ];
+        let counts = self.read(LIST, &values).await?;
+        Ok(counts.iter().map(count).collect::<Result<_, Error>>()?)
+    }
 
-impl Database {
-    pub(super) async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime> {
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime> {
         let texts = |text: fn(&Count) -> &str| {
             Value::Texts(counts.iter().map(|count| text(count).to_owned()).collect())
         };
@@ -48,34 +66,6 @@ impl Database {
         ];
         let row = self.call_one(NOTE, values).await?;
         Ok(rows::time(column(&row, 0)?))
-    }
-
-    pub(super) async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>> {
-        let series = of.series.iter().map(|series| series.name().to_owned());
-        let values = [
-            Value::Texts(series.collect()),
-            Value::Number(of.from),
-            Value::Number(of.until),
-            Value::Number(of.bucket.max(1)),
-            Value::Number(of.by_process.into()),
-            super::parameters::number(of.limit),
-            Value::numbers(SPANS),
-        ];
-        let counts = self.read(LIST, &values).await?;
-        Ok(counts.iter().map(count).collect::<Result<_, Error>>()?)
-    }
-
-    /// Puts old counts together, or deletes them, and returns whether there may be more.
-    pub(super) async fn purge_counts(&self) -> Result<bool> {
-        let names = Series::ALL.map(|series| series.name().to_owned());
-        let kept = Series::ALL.map(|series| kept_from(SystemTime::UNIX_EPOCH, series));
-        let values = [
-            Value::Texts(names.into()),
-            Value::numbers(SPANS),
-            Value::numbers(kept.into_iter().flatten()),
-            Value::Number(STEP),
-        ];
-        Ok(column(&self.call_one(PURGE, values).await?, 0)?)
     }
 }
 

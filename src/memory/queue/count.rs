@@ -1,0 +1,174 @@
+//! The number of events, and counts of processes.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+
+use super::{MemoryQueue, Place, State};
+use crate::event::EventKind;
+use crate::inbox::counts::{SPANS, kept_from};
+use crate::inbox::event::EventState;
+use crate::inbox::queue::CountEvents;
+use crate::inbox::records::{KindStats, Pause, Stats};
+use crate::store::StoreError;
+use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
+
+/// By the number of minutes that were put together, and the first of them.
+pub(super) type Counts = BTreeMap<Row, (u64, Option<Sample>)>;
+
+type Row = (i64, i64, Series, i64, Option<EventKind>, Cow<'static, str>);
+
+#[async_trait]
+impl CountEvents for MemoryQueue {
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        Ok(self.lock().stats())
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        Ok(self.lock().counts(of))
+    }
+
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
+        Ok(self.lock().note_counts(counts))
+    }
+}
+
+impl State {
+    fn pauses(&self) -> Vec<Pause> {
+        let kinds = self.paused.iter().map(|(kind, pause)| (Some(kind), pause));
+        let all = self.all_paused.iter().map(|pause| (None, pause));
+        all.chain(kinds)
+            .map(|(kind, pause)| Pause {
+                kind: kind.cloned(),
+                since: self.time_of_day(pause.since),
+                note: pause.note.clone(),
+            })
+            .collect()
+    }
+
+    fn stats(&self) -> Stats {
+        let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
+        let of = |kind: &EventKind| KindStats {
+            kind: kind.clone(),
+            waiting: 0,
+            in_progress: 0,
+            retrying: 0,
+            dead: 0,
+            blocking: 0,
+            oldest: None,
+            is_paused: self.paused.contains_key(kind),
+        };
+        for kind in self.paused.keys() {
+            // A paused kind is shown before its first event, so that somebody can resume it.
+            kinds.insert(kind, of(kind));
+        }
+        for (id, event) in &self.events {
+            let (_, kind) = &event.kind;
+            // Settled events make an entry, too: their kind can be paused.
+            let stats = kinds.entry(kind).or_insert_with(|| of(kind));
+            // Most events are settled: they are passed over quickly.
+            if let Place::Ended { state, .. } = event.place
+                && state != EventState::Dead
+            {
+                continue;
+            }
+            let summary = self.summary(*id, event);
+            *match summary.state {
+                EventState::Waiting => &mut stats.waiting,
+                EventState::InProgress => &mut stats.in_progress,
+                EventState::Retrying => &mut stats.retrying,
+                EventState::Dead => &mut stats.dead,
+                EventState::Handled | EventState::Ignored | EventState::Discarded => continue,
+            } += 1;
+            if summary.state.is_unsettled() {
+                // The first one in the order of numbers is the oldest.
+                stats.oldest.get_or_insert(summary.accepted_at);
+            }
+        }
+        for (id, _) in self.blocking() {
+            if let Some(event) = self.events.get(&id)
+                && let Some(stats) = kinds.get_mut(&event.kind.1)
+            {
+                stats.blocking += 1;
+            }
+        }
+        Stats {
+            at: self.time_of_day(self.now),
+            kinds: kinds.into_values().collect(),
+            pauses: self.pauses(),
+        }
+    }
+
+    fn note_counts(&mut self, counts: &[Count]) -> SystemTime {
+        for count in counts.iter().cloned() {
+            let row = (
+                1,
+                count.minute,
+                count.series,
+                count.process,
+                count.kind,
+                count.outcome,
+            );
+            let new = (count.number, count.sample);
+            let (number, _) = self.counts.entry(row).or_insert(new);
+            // The count of a minute only grows, so the larger number is the later one.
+            *number = count.number.max(*number);
+        }
+        self.time_of_day(self.now)
+    }
+
+    fn counts(&self, of: &CountsOf) -> Vec<Count> {
+        let mut sums = Sums::new(of.clone());
+        for ((_, minute, series, process, kind, outcome), (number, sample)) in &self.counts {
+            if of.series.contains(series) && (of.from..of.until).contains(minute) {
+                sums.add(Count {
+                    minute: *minute,
+                    process: *process,
+                    series: *series,
+                    kind: kind.clone(),
+                    outcome: outcome.clone(),
+                    number: *number,
+                    sample: sample.clone(),
+                });
+            }
+        }
+        sums.end()
+    }
+
+    pub(super) fn purge_counts(&mut self) {
+        let now = self.time_of_day(self.now);
+        for (at, from) in SPANS.into_iter().enumerate() {
+            let is_old = |(span, minute, series, ..): &Row| {
+                *span == from && *minute < kept_from(now, *series)[at]
+            };
+            let old = self.counts.keys().filter(|row| is_old(row));
+            for row in old.cloned().collect::<Vec<_>>() {
+                let Some((number, _)) = self.counts.remove(&row) else {
+                    continue;
+                };
+                let (_, minute, series, _, kind, outcome) = row;
+                if let Some(span) = SPANS.get(at + 1)
+                    // A budget reads the last hour alone, so its old rows are deleted.
+                    && series != Series::Budget
+                {
+                    // For all processes together, since each restart makes a new number of a process.
+                    let first = (*span, minute - minute % span, series, 0, kind, outcome);
+                    let (sum, _) = self.counts.entry(first).or_default();
+                    *sum = series.join(*sum, number);
+                }
+            }
+        }
+    }
+
+    /// Deletes what is kept of refused requests with the key of an event whose chat is forgotten.
+    pub(super) fn forget_sample(&mut self, id: i64) {
+        let Some(key) = self.event(id).key.clone() else {
+            return;
+        };
+        for (_, sample) in self.counts.values_mut() {
+            sample.take_if(|sample| sample.key.as_deref() == Some(key.as_bytes()));
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! The numbers of events by kind and state, and what is paused.
+
+use sqlx::postgres::PgRow;
+
+use super::places::{NO_FENCE, NOW, state};
+use super::{blocked, rows};
+use crate::inbox::event::EventState;
+use crate::inbox::records::{KindStats, Pause, Stats};
+use crate::postgres::engine::{column, corrupt};
+use crate::store::OpenError as Error;
+
+/// Kind, waiting, in progress, retrying, dead, when the oldest was accepted, since when it is paused (0: it is not),
+/// blocked lanes, the time, the note of the pause.
+pub(super) fn count() -> String {
+    let counts = |table: &str, fence: &str, found: &str| {
+        format!(
+            "SELECT kind, {} AS state, count(*) AS events, min(seq) AS oldest
+            FROM {{schema}}.{table} AS t {found} GROUP BY 1, 2",
+            state(fence)
+        )
+    };
+    let tables = [
+        counts("head", "t.fence", "WHERE t.due IS NOT NULL"),
+        counts("wait", NO_FENCE, ""),
+        counts("aside", NO_FENCE, ""),
+        "SELECT kind, 'dead', count(*), NULL FROM {schema}.dead GROUP BY 1".to_owned(),
+    ];
+    let [waiting, in_progress, retrying, dead] = [
+        EventState::Waiting,
+        EventState::InProgress,
+        EventState::Retrying,
+        EventState::Dead,
+    ]
+    .map(|state| format!("coalesce(sum(c.events) FILTER (WHERE c.state = '{state}'), 0)::bigint"));
+    format!(
+        "WITH clock AS MATERIALIZED (SELECT {{schema}}.micros() AS now)
+        SELECT k.name, {waiting}, {in_progress}, {retrying}, {dead},
+            (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.paused,
+            coalesce(max(b.lanes), 0), (SELECT now FROM clock), k.note
+        FROM {{schema}}.kinds AS k LEFT JOIN ({}) AS c ON c.kind = k.id LEFT JOIN (
+            {}
+        ) AS b ON b.o_kind = k.id
+        WHERE k.is_seen OR k.paused > 0 OR k.name = ''
+        GROUP BY k.id ORDER BY k.name",
+        tables
+            .join(" UNION ALL ")
+            .replace(NOW, "(SELECT now FROM clock)"),
+        blocked::COUNT
+    )
+}
+
+pub(super) fn stats(rows: &[PgRow]) -> Result<Stats, Error> {
+    let first = rows.first();
+    let first = first.ok_or_else(|| corrupt("counts without the row of all kinds"))?;
+    let mut stats = Stats {
+        kinds: Vec::new(),
+        at: rows::time(column(first, 8)?),
+        pauses: Vec::new(),
+    };
+    for row in rows {
+        stats.pauses.extend(pause(row)?);
+        if !column::<&str>(row, 0)?.is_empty() {
+            stats.kinds.push(kind_stats(row)?);
+        }
+    }
+    stats.kinds = KindStats::by_name(stats.kinds);
+    Ok(stats)
+}
+
+/// The pause of a kind, or of everything.
+fn pause(row: &PgRow) -> Result<Option<Pause>, Error> {
+    let since = column(row, 6)?;
+    if since == 0 {
+        return Ok(None);
+    }
+    Ok(Some(Pause {
+        kind: match column::<&str>(row, 0)? {
+            "" => None,
+            _ => Some(rows::kind(row, 0)?),
+        },
+        since: rows::time(since),
+        note: column::<Option<String>>(row, 9)?.unwrap_or_default(),
+    }))
+}
+
+/// The counts of a kind.
+fn kind_stats(row: &PgRow) -> Result<KindStats, Error> {
+    let count = |at| column::<i64>(row, at).map(i64::unsigned_abs);
+    Ok(KindStats {
+        kind: rows::kind(row, 0)?,
+        waiting: count(1)?,
+        in_progress: count(2)?,
+        retrying: count(3)?,
+        dead: count(4)?,
+        blocking: count(7)?,
+        oldest: column::<Option<i64>>(row, 5)?.map(rows::time),
+        is_paused: column::<i64>(row, 6)? > 0,
+    })
+}
