@@ -12,6 +12,14 @@ mod availability;
 mod closing;
 #[cfg(feature = "receiver")]
 mod commands;
+// Nothing calls the programs of `benches/compile/run`: they compile.
+#[allow(dead_code)]
+#[path = "../../benches/compile/axum.rs"]
+mod compile_axum;
+#[cfg(all(feature = "postgres", feature = "signal", feature = "sqlite"))]
+#[allow(dead_code)]
+#[path = "../../benches/compile/senders.rs"]
+mod compile_senders;
 #[cfg(feature = "receiver")]
 mod connections;
 #[cfg(feature = "receiver")]
