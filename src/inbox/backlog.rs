@@ -105,8 +105,8 @@ impl Shared {
     }
 }
 
-/// The one call that asks for the queue's size. Dropping it lets the next one ask, so a runtime that ends or a queue
-/// that panics does not stop the asking for ever.
+/// The only call that asks for the queue's size. Dropping it lets the next call ask, even after a runtime has ended or a
+/// queue has panicked.
 struct Asking(Arc<Shared>);
 
 impl Asking {

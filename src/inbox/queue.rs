@@ -35,8 +35,8 @@ use crate::telemetry::{Count, CountsOf};
 /// }
 /// # inbox(true).unwrap();
 /// ```
-// A part for each verb, so that a spool replaces those that it changes. Trait objects, since a type parameter would have each
-// user of the library compile the inbox and its worker anew.
+// A part for each verb lets a spool replace only the parts that it changes. The parts are trait objects, because with a type
+// parameter, each user's program would compile the inbox and its worker again.
 #[derive(Clone)]
 pub struct Queue {
     /// Whether other processes may use the same events. If so, a worker asks for events regularly.
@@ -125,18 +125,18 @@ pub trait AcceptEvents: Send + Sync + 'static {
 /// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
 /// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
 /// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
-/// line, and neither does one that was redriven after it had left its line.
+/// line. An event that was redriven after it had left its line does not return to it.
 #[async_trait]
 pub trait ClaimEvents: Send + Sync + 'static {
     /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-    /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
-    /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
+    /// lanes. At most `suspects` events that have crashed before come first. The other events follow, the longest due
+    /// first. An event that waited behind others of its lane is due when it becomes the first one.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     async fn claim(&self, take: &Take, limit: usize, suspects: usize)
     -> Result<Claims, StoreError>;
 
-    /// Takes one event before those that have been due for longer, if it can be taken as by [`claim`](Self::claim).
+    /// Takes this event, even if other events have been due for longer. The conditions of [`claim`](Self::claim) apply.
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
 }
 

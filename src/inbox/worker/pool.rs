@@ -59,8 +59,8 @@ pub(super) struct Pool {
     pub(super) kept: Vec<Kept>,
 }
 
-/// The service that handles deliveries. Without its type, so that the worker is compiled with this crate, and not again with
-/// each program that has one.
+/// The service that handles deliveries, as a trait object: the worker is compiled once, with this crate, and not with each
+/// user's program.
 pub(crate) type Handler = Arc<dyn Handle>;
 
 pub(crate) trait Handle: Send + Sync {

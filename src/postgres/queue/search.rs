@@ -27,9 +27,9 @@ enum Source {
     Lane,
     /// Those that failed.
     Failed,
-    /// Those that are unsettled or dead: few, beside those that were handled.
+    /// Unsettled events and dead letters, which are few beside the handled events.
     Kept,
-    /// Those that ended.
+    /// Events that were handled, ignored or discarded.
     Ended,
 }
 
