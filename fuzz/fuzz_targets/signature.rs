@@ -82,7 +82,9 @@ fn expected(input: &Input, value: &[u8]) -> Result<usize, SignatureError> {
 }
 
 fuzz_target!(|input: Input| -> Corpus {
-    if !(1..=3).contains(&input.secrets.len()) || input.secrets.iter().any(Vec::is_empty) {
+    // With a public key in place of a secret, nothing is verified.
+    let is_none = |secret: &Vec<u8>| secret.is_empty() || secret.starts_with(b"whpk_");
+    if !(1..=3).contains(&input.secrets.len()) || input.secrets.iter().any(is_none) {
         return Corpus::Reject;
     }
     let set: Vec<_> = input

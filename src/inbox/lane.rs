@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 use super::event::{Lane, Namespace};
 use crate::delivery::{DecodeError, RawDelivery};
 use crate::event::{EventKind, chat_id};
-use crate::sender::{Form, Sender};
+use crate::sender::Sender;
 
 /// Finds the chat of an event.
 #[derive(Clone, Default)]
@@ -41,9 +41,9 @@ impl LaneOf {
 
     /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
     pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
-        if let Some(Form::Described(it)) = self.sender.as_ref().map(Sender::form) {
+        if let Some(sender) = &self.sender {
             delivery.json()?;
-            return Ok(it.order_of(delivery.body()));
+            return Ok(sender.described().order_of(delivery.body()));
         }
         match &self.other {
             Some(other) if !EventKind::ALL.contains(delivery.kind()) => {

@@ -9,6 +9,7 @@ use super::query::Query;
 use super::scheme::{Place, find_first, only};
 
 /// When a request is a challenge, and its answer.
+#[derive(Clone)]
 pub(super) struct Challenge {
     pub(super) when: Vec<(Source, String)>,
     pub(super) proof: Proof,
@@ -29,6 +30,7 @@ pub(super) enum Proof {
 }
 
 /// Where something stands in a challenge.
+#[derive(Clone)]
 pub(super) enum Source {
     /// In a POST.
     Place(Place),
@@ -36,6 +38,7 @@ pub(super) enum Source {
     Query(String),
 }
 
+#[derive(Clone)]
 pub(super) enum Answer {
     /// The field as text.
     Raw(Source),

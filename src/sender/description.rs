@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, de};
 use super::challenge::{Answer, Challenge, Proof, Source};
 use super::pointer::Pointer;
 use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
-use super::{Described, Form, MOST_TAGS, Sender};
+use super::{Described, MOST_TAGS, Sender};
 use crate::event::SenderPolicy;
 
 #[derive(Deserialize)]
@@ -29,6 +29,9 @@ pub(super) struct Description {
     /// The sender sends equal bodies on purpose, so they are no replay.
     #[serde(default)]
     equal_bodies: bool,
+    /// It is the chat platform: its namespace is empty, its event types are tokens, and it has a brand.
+    #[serde(default)]
+    platform: bool,
     #[serde(default)]
     policy: Policy,
     #[serde(default)]
@@ -180,6 +183,7 @@ impl Description {
         });
         let described = Described {
             name: self.name.clone(),
+            is_platform: self.platform,
             schemes: schemes?,
             has_equal_bodies: self.equal_bodies,
             order: match &self.order {
@@ -189,7 +193,7 @@ impl Description {
             },
             challenges: challenges.collect::<Result<_, _>>()?,
         };
-        Ok(Sender::with_form(Form::Described(described)).with_policy(policy))
+        Ok(Sender::new(described, policy))
     }
 
     fn scheme(&self, family: &str) -> Result<Scheme, String> {

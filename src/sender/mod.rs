@@ -49,7 +49,7 @@ use crate::event::SenderPolicy;
 /// Clones are cheap.
 #[derive(Clone)]
 pub struct Sender {
-    form: Arc<Form>,
+    described: Arc<Described>,
     policy: SenderPolicy,
     clock: Option<Arc<Clock>>,
     token: Option<CtOutput<Hmac<Sha256>>>,
@@ -61,15 +61,10 @@ type Clock = dyn Fn() -> SystemTime + Send + Sync;
 const MOST_TAGS: usize = 8;
 
 /// What the deliveries of a sender look like.
-pub(crate) enum Form {
-    /// Apart from the others, since it needs none of their steps.
-    Chat(Names),
-    Described(Described),
-}
-
-/// A sender that is described as data.
+#[derive(Clone)]
 pub(crate) struct Described {
     name: String,
+    is_platform: bool,
     /// One for each family of headers. The first whose signature header is there counts, with all its headers.
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
@@ -78,8 +73,9 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    pub(crate) fn name(&self) -> &str {
-        &self.name
+    /// Whether it is the chat platform, whose event types are tokens (Spec 6), and which has a brand.
+    pub(crate) fn is_platform(&self) -> bool {
+        self.is_platform
     }
 
     /// The answer if a verified delivery is a challenge: `Some(None)` if there is nothing that may be echoed. `hmac`
@@ -110,6 +106,7 @@ impl Described {
     }
 
     /// Reads the head of a request as [`Scheme::claim`], by the scheme that [`scheme`](Self::scheme) would return.
+    #[inline]
     pub(crate) fn claim(
         &self,
         method: &Method,
@@ -135,33 +132,11 @@ impl Described {
     }
 }
 
-/// The names of the chat platform's headers.
-#[derive(Clone, Debug)]
-pub(crate) struct Names {
-    /// `X-Service-Hmac-Sha256` (Spec 5.2, rule 2).
-    pub(crate) signature: HeaderName,
-    /// `X-Service-Event` (Spec 6).
-    pub(crate) event: HeaderName,
-    /// `Idempotency-Key` (Spec 6, rule 2).
-    pub(crate) key: HeaderName,
-}
-
 impl Sender {
-    /// The chat platform, which [`event`](crate::event) has the types of.
-    #[must_use]
-    pub fn chat_platform() -> Self {
-        let names = Names {
-            signature: HeaderName::from_static("x-service-hmac-sha256"),
-            event: HeaderName::from_static("x-service-event"),
-            key: HeaderName::from_static("idempotency-key"),
-        };
-        Self::with_form(Form::Chat(names))
-    }
-
-    fn with_form(form: Form) -> Self {
+    fn new(described: Described, policy: SenderPolicy) -> Self {
         Self {
-            form: Arc::new(form),
-            policy: SenderPolicy::default(),
+            described: Arc::new(described),
+            policy,
             clock: None,
             token: None,
         }
@@ -180,16 +155,15 @@ impl Sender {
                 .filter(|_| !brand.is_empty())
                 .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
         };
-        let names = Names {
-            signature: name("hmac-sha256")?,
-            event: name("event")?,
-            key: HeaderName::from_static("idempotency-key"),
-        };
-        if let Form::Described(_) = &*self.form {
-            // A described sender spells its headers out. The brand would replace its whole form.
+        let (signature, event) = (name("hmac-sha256")?, name("event")?);
+        if !self.described.is_platform {
+            // Others spell their headers out.
             return Err(self.is_wrong("only the chat platform has a brand"));
         }
-        self.form = Arc::new(Form::Chat(names));
+        for scheme in &mut Arc::make_mut(&mut self.described).schemes {
+            scheme.headers = vec![signature.clone()];
+            scheme.kind = Place::Header(event.clone());
+        }
         Ok(self)
     }
 
@@ -229,9 +203,8 @@ impl Sender {
     ///
     /// [`ConfigError::EmptySecret`], or [`ConfigError::Sender`] when its challenges need none.
     pub fn with_challenge_token(mut self, token: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
-        match &*self.form {
-            Form::Described(it) if it.needs_token() => {}
-            _ => return Err(self.is_wrong("its challenges have no token")),
+        if !self.described.needs_token() {
+            return Err(self.is_wrong("its challenges have no token"));
         }
         if token.as_ref().is_empty() {
             return Err(ConfigError::EmptySecret);
@@ -241,21 +214,18 @@ impl Sender {
     }
 
     pub(crate) fn is_asymmetric(&self) -> bool {
-        match &*self.form {
-            // Families differ only in the names of their headers.
-            Form::Described(it) => it.schemes()[0].algorithm.is_asymmetric(),
-            Form::Chat(_) => false,
-        }
+        // Families differ only in the names of their headers.
+        self.described.schemes[0].algorithm.is_asymmetric()
     }
 
     /// Whether all is set that it needs.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
-        match &*self.form {
-            Form::Described(it) if it.needs_token() && self.token.is_none() => Err(self.is_wrong(
+        if self.described.needs_token() && self.token.is_none() {
+            return Err(self.is_wrong(
                 "set the token of its challenges with `with_challenge_token`, or --sender-token-file",
-            )),
-            _ => Ok(()),
+            ));
         }
+        Ok(())
     }
 
     pub(crate) fn is_wrong(&self, reason: &str) -> ConfigError {
@@ -267,11 +237,9 @@ impl Sender {
 
     /// The answer to a GET with this query if it is a challenge, or why it is refused.
     pub(crate) fn greeted(&self, query: &str) -> Option<Result<Reply, &'static str>> {
-        let Form::Described(it) = &*self.form else {
-            return None;
-        };
         let query = Query(query);
-        let challenge = it.challenges.iter().find(|it| it.is_in(&query))?;
+        let mut challenges = self.described.challenges.iter();
+        let challenge = challenges.find(|it| it.is_in(&query))?;
         if let Proof::Token(name) = &challenge.proof {
             // A token that is given twice counts as none.
             let given = query.only(name).and_then(|token| token_tag(&token));
@@ -288,19 +256,13 @@ impl Sender {
     /// Returns its name: that of the profile, or of the description.
     #[must_use]
     pub fn name(&self) -> &str {
-        match &*self.form {
-            Form::Chat(_) => "chat-platform",
-            Form::Described(it) => &it.name,
-        }
+        &self.described.name
     }
 
     /// Whether the signature covers the key, so that a captured delivery cannot be sent again under another key.
     #[must_use]
     pub fn covers_key(&self) -> bool {
-        let Form::Described(it) = &*self.form else {
-            return false;
-        };
-        it.schemes.iter().all(|scheme| {
+        self.described.schemes.iter().all(|scheme| {
             let mut parts = scheme.key.iter();
             // `covers` counts every body as signed, but a token signs nothing.
             scheme.algorithm != Algorithm::Token
@@ -309,36 +271,26 @@ impl Sender {
         })
     }
 
-    /// Whether equal bodies under other keys are a replay, unless it is the chat platform, where the user decides.
+    /// Whether equal bodies under other keys are a replay.
     pub(crate) fn needs_replay_guard(&self) -> bool {
-        match &*self.form {
-            Form::Chat(_) => false,
-            // Whoever has the token can send any body.
-            Form::Described(it) => {
-                let is_signed = |scheme: &Scheme| scheme.algorithm != Algorithm::Token;
-                !it.has_equal_bodies && !self.covers_key() && it.schemes.iter().any(is_signed)
-            }
-        }
+        let it = &self.described;
+        // Whoever has the token can send any body.
+        let is_signed = |scheme: &Scheme| scheme.algorithm != Algorithm::Token;
+        !it.has_equal_bodies && !self.covers_key() && it.schemes.iter().any(is_signed)
     }
 
     /// Where an event says which others it must not overtake: empty if it does not.
     pub(crate) fn order(&self) -> &[Pointer] {
-        match &*self.form {
-            Form::Chat(_) => &[],
-            Form::Described(it) => &it.order,
-        }
+        &self.described.order
     }
 
     /// The namespace of its keys, unless one is set. That of the chat platform is empty.
     pub(crate) fn namespace(&self) -> Option<&str> {
-        match &*self.form {
-            Form::Chat(_) => None,
-            Form::Described(it) => Some(&it.name),
-        }
+        (!self.described.is_platform).then(|| self.name())
     }
 
-    pub(crate) fn form(&self) -> &Form {
-        &self.form
+    pub(crate) fn described(&self) -> &Described {
+        &self.described
     }
 
     pub(crate) fn now(&self) -> SystemTime {
@@ -364,22 +316,13 @@ impl Sender {
         let mut headers = delivery.headers().clone();
         let json = HeaderValue::from_static("application/json");
         headers.insert(http::header::CONTENT_TYPE, json);
-        let (event, key) = match &*self.form {
-            Form::Chat(names) => (Some(&names.event), Some(&names.key)),
-            Form::Described(it) => {
-                let Scheme { kind, key, .. } = &it.schemes[0];
-                let key = match &key[..] {
-                    // A joined key cannot be taken apart again, so the caller adds its headers.
-                    [key] => key.header(),
-                    _ => None,
-                };
-                (kind.header(), key)
-            }
-        };
-        if let (Some(name), Ok(kind)) = (event, HeaderValue::from_str(delivery.kind().as_str())) {
-            headers.insert(name, kind);
+        let Scheme { kind, key, .. } = &self.described.schemes[0];
+        let value = HeaderValue::from_str(delivery.kind().as_str());
+        if let (Some(name), Ok(value)) = (kind.header(), value) {
+            headers.insert(name, value);
         }
-        if let (Some(name), Some(key)) = (key, delivery.key()) {
+        // A joined key cannot be taken apart again, so the caller adds its headers.
+        if let ([Place::Header(name)], Some(key)) = (&key[..], delivery.key()) {
             headers.insert(name, key.value().clone());
         }
         headers
@@ -402,13 +345,11 @@ impl Default for Sender {
 
 impl fmt::Debug for Sender {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut debug = f.debug_struct("Sender");
-        debug.field("name", &self.name());
-        match &*self.form {
-            Form::Chat(names) => debug.field("headers", names),
-            Form::Described(it) => debug.field("schemes", &it.schemes),
-        };
-        debug.field("policy", &self.policy).finish_non_exhaustive()
+        f.debug_struct("Sender")
+            .field("name", &self.name())
+            .field("schemes", &self.described.schemes)
+            .field("policy", &self.policy)
+            .finish_non_exhaustive()
     }
 }
 
@@ -416,16 +357,38 @@ impl fmt::Debug for Sender {
 mod tests {
     use super::*;
 
+    /// Its description has no value that the rest of the crate has otherwise.
+    #[test]
+    fn the_chat_platform_is_described_as_it_is_documented() {
+        let platform = Sender::chat_platform();
+        assert_eq!(platform.name(), "chat-platform");
+        assert_eq!(platform.namespace(), None);
+        assert_eq!(platform.policy(), SenderPolicy::default());
+        assert!(!platform.covers_key() && !platform.needs_replay_guard());
+        assert!(!platform.is_asymmetric() && platform.order().is_empty());
+        assert!(platform.check().is_ok() && platform.greeted("challenge=1").is_none());
+        let text = Sender::profile("chat-platform").unwrap();
+        let copy = text
+            .replace("chat-platform", "copy")
+            .replace("true", "false");
+        let copy: Sender = serde_json::from_str(&copy).unwrap();
+        assert_eq!(copy.namespace(), Some("copy"));
+        assert!(copy.branded("acme").is_err());
+    }
+
     #[test]
     fn a_brand_stands_in_the_names() {
         let branded = |brand| Sender::chat_platform().branded(brand);
         let sender = branded("Acme-Chat").unwrap();
-        let Form::Chat(names) = sender.form() else {
-            panic!("{sender:?}");
+        let names = |sender: &Sender| {
+            let scheme = &sender.described().schemes[0];
+            let (signature, event, key) = (&scheme.headers, &scheme.kind, &scheme.key);
+            format!("{signature:?} {event:?} {key:?}")
         };
-        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
-        assert_eq!(names.event, "x-acme-chat-event");
-        assert_eq!(names.key, "idempotency-key");
+        let acme = r#"["x-acme-chat-hmac-sha256"] Header("x-acme-chat-event") [Header("idempotency-key")]"#;
+        assert_eq!(names(&sender), acme);
+        let other = sender.branded("other").unwrap();
+        assert_eq!(names(&other), acme.replace("acme-chat", "other"));
         assert!(Sender::github().branded("acme").is_err());
         for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
             let error = branded(wrong).unwrap_err();

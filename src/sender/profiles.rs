@@ -35,6 +35,8 @@ macro_rules! profiles {
 }
 
 profiles! {
+    /// The chat platform, which [`event`](crate::event) has the types of.
+    chat_platform = "chat-platform";
     /// [Standard Webhooks](https://www.standardwebhooks.com), which many senders follow. Give it their name in a
     /// [namespace](crate::Webhooks::namespace).
     standard_webhooks = "standard-webhooks";

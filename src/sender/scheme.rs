@@ -1,6 +1,7 @@
 //! What a sender signs, and what the head of a request claims.
 
 use std::time::{Duration, SystemTime};
+use std::{mem, slice};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -59,6 +60,25 @@ pub(crate) enum Coding {
     Base64,
 }
 
+impl Coding {
+    /// Returns the number of bytes. `None` if they do not fit.
+    #[inline]
+    fn decode(self, text: &[u8], to: &mut [u8]) -> Option<usize> {
+        Some(match self {
+            Self::Hex => base16ct::lower::decode(text, to).ok()?.len(),
+            Self::HexAnyCase => base16ct::mixed::decode(text, to).ok()?.len(),
+            Self::Base64 => BASE64_STANDARD.decode_slice(text, to).ok()?,
+        })
+    }
+
+    /// `None` if there are not `N` bytes.
+    #[inline]
+    fn decode_all<const N: usize>(self, text: &[u8]) -> Option<[u8; N]> {
+        let mut bytes = [0; N];
+        (self.decode(text, &mut bytes)? == N).then_some(bytes)
+    }
+}
+
 /// How a secret is written.
 #[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(rename_all = "kebab-case")]
@@ -112,49 +132,115 @@ pub(super) enum At {
     Body(Pointer),
 }
 
-/// What the head of a request claims: the tags, and what is signed before and after the body.
+/// What the head of a request claims: the tags, and what is signed around the body.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) tags: Tags,
-    pub(crate) before: Vec<u8>,
-    pub(crate) after: Vec<u8>,
+    /// Before and after it. Boxed, since many sign the body alone, and a claim is moved with the state of a request.
+    around: Option<Box<[Vec<u8>; 2]>>,
+}
+
+impl Claim {
+    /// What a signature of the body alone claims, in the chat platform's form: 64 lowercase hex digits.
+    pub(crate) fn of_body(signature: &[u8]) -> Result<Self, SignatureError> {
+        let tag = Tag::decode(signature, Algorithm::HmacSha256, Some(Coding::Hex));
+        Ok(Self {
+            tags: Tags::One(tag.ok_or(SignatureError::Malformed)?),
+            around: None,
+        })
+    }
+
+    #[inline]
+    pub(crate) fn before(&self) -> &[u8] {
+        self.around.as_ref().map_or(b"", |around| &around[0])
+    }
+
+    #[inline]
+    pub(crate) fn after(&self) -> &[u8] {
+        self.around.as_ref().map_or(b"", |around| &around[1])
+    }
 }
 
 /// The candidates of a request. Nearly always, there is one, which takes no allocation.
 #[derive(Debug, Default)]
-pub(crate) struct Tags {
-    first: Option<Tag>,
-    rest: Vec<Tag>,
+pub(crate) enum Tags {
+    #[default]
+    None,
+    One(Tag),
+    Several(Vec<Tag>),
 }
 
 impl Tags {
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let tags = self.first.iter().chain(&self.rest);
-        tags.map(|tag| &tag.bytes[..tag.length])
+        let tags = match self {
+            Self::None => &[],
+            Self::One(tag) => slice::from_ref(tag),
+            Self::Several(tags) => &tags[..],
+        };
+        tags.iter().map(Tag::bytes)
     }
 
     /// Refuses a tag that is one too many.
+    #[inline]
     fn push(&mut self, tag: Tag) -> Result<(), SignatureError> {
-        if self.first.is_none() {
-            self.first = Some(tag);
-        } else if self.rest.len() + 1 < MOST_TAGS {
-            self.rest.push(tag);
-        } else {
-            return Err(SignatureError::Malformed);
-        }
+        *self = match mem::take(self) {
+            Self::None => Self::One(tag),
+            Self::One(first) => Self::Several(vec![first, tag]),
+            Self::Several(mut tags) if tags.len() < MOST_TAGS => {
+                tags.push(tag);
+                Self::Several(tags)
+            }
+            Self::Several(_) => return Err(SignatureError::Malformed),
+        };
         Ok(())
     }
 }
 
 #[derive(Debug)]
-struct Tag {
-    bytes: [u8; LONGEST_TAG],
-    length: usize,
+pub(crate) enum Tag {
+    Sha256([u8; 32]),
+    Sha1([u8; 20]),
+    /// That of a private key, which is slow to verify all the same.
+    Long(Box<[u8]>),
 }
 
-/// That of ECDSA P-256.
-const LONGEST_TAG: usize = 72;
+impl Tag {
+    #[inline]
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Sha256(bytes) => bytes,
+            Self::Sha1(bytes) => bytes,
+            Self::Long(bytes) => bytes,
+        }
+    }
+
+    /// `coding` is `None` for a token.
+    fn decode(text: &[u8], algorithm: Algorithm, coding: Option<Coding>) -> Option<Self> {
+        match algorithm {
+            Algorithm::Token if text.is_empty() => None,
+            Algorithm::Token => {
+                // A secret is kept only as a keyed state, so the token becomes a key, too: hashes are compared.
+                let hash = Hmac::<Sha256>::new_from_slice(text).ok()?;
+                Some(Self::Sha256(
+                    hash.chain_update(TOKEN).finalize().into_bytes().into(),
+                ))
+            }
+            Algorithm::HmacSha256 => coding?.decode_all(text).map(Self::Sha256),
+            Algorithm::HmacSha1 => coding?.decode_all(text).map(Self::Sha1),
+            Algorithm::Ed25519 => {
+                let bytes: [u8; 64] = coding?.decode_all(text)?;
+                Some(Self::Long(bytes.into()))
+            }
+            Algorithm::EcdsaP256 => {
+                // DER of two integers: at least 2 + 2 * 3 bytes, and at most 2 + 2 * 35.
+                let mut bytes = [0; 72];
+                let length = coding?.decode(text, &mut bytes)?;
+                (length >= 8).then(|| Self::Long(bytes[..length].into()))
+            }
+        }
+    }
+}
 
 /// What is hashed in place of the body to compare a token, under the token as the secret.
 pub(crate) const TOKEN: &[u8] = b"tower-webhook: a token";
@@ -264,6 +350,7 @@ impl Scheme {
     }
 
     /// Reads the head of a request, and refuses one that cannot prove anything. Most senders need no `now`.
+    #[inline]
     pub(super) fn claim(
         &self,
         method: &Method,
@@ -307,10 +394,13 @@ impl Scheme {
             }
             Ok(text)
         };
+        let around = match (&self.before[..], &self.after[..]) {
+            ([], []) => None,
+            (before, after) => Some(Box::new([write(before)?, write(after)?])),
+        };
         Ok(Claim {
-            before: write(&self.before)?,
-            after: write(&self.after)?,
             tags: read.tags,
+            around,
         })
     }
 
@@ -320,6 +410,7 @@ impl Scheme {
         time.filter(|it| matches!(it.at, At::Body(_)))
     }
 
+    #[inline]
     fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, SignatureError> {
         let mut read = Elements {
             tags: Tags::default(),
@@ -342,10 +433,10 @@ impl Scheme {
                 }
             }
         }
-        match read.tags.first.is_none() {
-            true if is_missing => Err(SignatureError::Missing),
-            true => Err(SignatureError::Malformed),
-            false => Ok(read),
+        match read.tags {
+            Tags::None if is_missing => Err(SignatureError::Missing),
+            Tags::None => Err(SignatureError::Malformed),
+            _ => Ok(read),
         }
     }
 
@@ -355,9 +446,8 @@ impl Scheme {
         read: &mut Elements<'a>,
     ) -> Result<(), SignatureError> {
         if let Some(tag) = element.strip_prefix(self.prefix.as_bytes()) {
-            return read
-                .tags
-                .push(self.decode(tag).ok_or(SignatureError::Malformed)?);
+            let tag = Tag::decode(tag, self.algorithm, self.coding);
+            return read.tags.push(tag.ok_or(SignatureError::Malformed)?);
         }
         let Some(at) = element.iter().position(|&byte| byte == b'=') else {
             // In a list, a piece without a name is skipped. A value alone must be a tag.
@@ -376,33 +466,6 @@ impl Scheme {
             read.sources.push((name, value));
         }
         Ok(())
-    }
-
-    fn decode(&self, tag: &[u8]) -> Option<Tag> {
-        let lengths = match self.algorithm {
-            // A token is compared by its SHA-256 HMAC.
-            Algorithm::Token | Algorithm::HmacSha256 => 32..=32,
-            Algorithm::HmacSha1 => 20..=20,
-            Algorithm::Ed25519 => 64..=64,
-            // DER of two integers: at least 2 + 2 * 3 bytes, and at most 2 + 2 * 35.
-            Algorithm::EcdsaP256 => 8..=LONGEST_TAG,
-        };
-        let mut bytes = [0; LONGEST_TAG];
-        // A tag that is longer does not fit.
-        let length = match self.coding {
-            None if tag.is_empty() => return None,
-            None => {
-                // A secret is kept only as a keyed state, so the token becomes a key, too: hashes are compared.
-                let hash = Hmac::<Sha256>::new_from_slice(tag).ok()?;
-                let hash = hash.chain_update(TOKEN).finalize().into_bytes();
-                bytes[..hash.len()].copy_from_slice(&hash);
-                hash.len()
-            }
-            Some(Coding::Hex) => base16ct::lower::decode(tag, &mut bytes).ok()?.len(),
-            Some(Coding::HexAnyCase) => base16ct::mixed::decode(tag, &mut bytes).ok()?.len(),
-            Some(Coding::Base64) => BASE64_STANDARD.decode_slice(tag, &mut bytes).ok()?,
-        };
-        lengths.contains(&length).then_some(Tag { bytes, length })
     }
 
     /// Adds the headers that a delivery has before it is signed: constants, and the time if it is not there.

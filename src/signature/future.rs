@@ -20,7 +20,7 @@ use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
-use crate::sender::{Form, Reply};
+use crate::sender::Reply;
 use crate::telemetry::{Asked, DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
@@ -269,9 +269,7 @@ fn challenge(
     headers: &HeaderMap,
     config: &Config,
 ) -> Option<Result<Reply, Refusal>> {
-    let Form::Described(it) = config.sender.form() else {
-        return None;
-    };
+    let it = config.sender.described();
     let hmac = |text: &[u8]| {
         // Not any secret of the set: the sender compares the answer with its own.
         let secret = config.authentication.secret(secret?)?;

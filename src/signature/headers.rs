@@ -7,7 +7,7 @@ use http::header::{
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Described, Form, Names, Place, Sender, find_first};
+use crate::sender::{Place, Sender, find_first};
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -38,48 +38,7 @@ pub(super) fn kind_and_key(
     if !is_plain_json(headers) {
         return Err(Refusal::UnsupportedMediaType);
     }
-    let (kind, key) = match sender.form() {
-        Form::Chat(names) => of_chat(headers, names)?,
-        Form::Described(it) => of_described(headers, body, it)?,
-    };
-    if require_key && key.is_none() {
-        return Err(Refusal::MissingKey);
-    }
-    Ok((kind, key))
-}
-
-/// The kind that the headers of an unverified request name.
-pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<EventKind> {
-    let name = match sender.form() {
-        Form::Chat(names) => &names.event,
-        Form::Described(it) => match &it.scheme(headers).kind {
-            Place::Header(name) => name,
-            _ => return None,
-        },
-    };
-    kind(headers, name).ok()
-}
-
-/// The header of an unverified request that has its key, if it is one alone.
-pub(super) fn key_header<'a>(headers: &HeaderMap, sender: &'a Sender) -> Option<&'a HeaderName> {
-    match sender.form() {
-        Form::Chat(names) => Some(&names.key),
-        Form::Described(it) => match it.scheme(headers).key.as_slice() {
-            [Place::Header(name)] => Some(name),
-            _ => None,
-        },
-    }
-}
-
-/// The longest key in bytes that is taken from a body or joined.
-const LONGEST_KEY: usize = 1024;
-
-fn of_described(
-    headers: &HeaderMap,
-    body: &[u8],
-    sender: &Described,
-) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    let scheme = sender.scheme(headers);
+    let scheme = sender.described().scheme(headers);
     let kind = match &scheme.kind {
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
         Place::Header(name) => Some(kind(headers, name)?),
@@ -91,23 +50,51 @@ fn of_described(
     let kind = kind.ok_or_else(|| {
         Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
     })?;
-    Ok((kind, described_key(headers, body, &scheme.key)?))
+    // The event header is not signed. Other senders' types may have a slash, as Shopify's.
+    if sender.described().is_platform() && !kind.is_token() {
+        return Err(Refusal::InvalidEventHeader);
+    }
+    let key = key(headers, body, &scheme.key)?;
+    if require_key && key.is_none() {
+        return Err(Refusal::MissingKey);
+    }
+    Ok((kind, key))
 }
 
-fn described_key(
+/// The kind that the headers of an unverified request name.
+pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<EventKind> {
+    match &sender.described().scheme(headers).kind {
+        Place::Header(name) => kind(headers, name).ok(),
+        _ => None,
+    }
+}
+
+/// The header of an unverified request that has its key, if it is one alone.
+pub(super) fn key_header<'a>(headers: &HeaderMap, sender: &'a Sender) -> Option<&'a HeaderName> {
+    match sender.described().scheme(headers).key.as_slice() {
+        [Place::Header(name)] => Some(name),
+        _ => None,
+    }
+}
+
+/// The longest key in bytes that is taken from a body or joined.
+const LONGEST_KEY: usize = 1024;
+
+#[inline]
+fn key(
     headers: &HeaderMap,
     body: &[u8],
     parts: &[Place],
 ) -> Result<Option<IdempotencyKey>, Refusal> {
     let text = |part: &Place| match part {
         Place::None => Ok(None),
-        Place::Header(name) => Ok(key(headers, name)?.map(|key| key.to_string())),
+        Place::Header(name) => Ok(header_key(headers, name)?.map(|key| key.to_string())),
         Place::Body(pointers) => find_first(pointers, body).map_err(|error| not_there(&error)),
     };
     let found = match parts {
         [] => None,
         // A header's value is kept as it is, and the server limits its length.
-        [Place::Header(name)] => return key(headers, name),
+        [Place::Header(name)] => return header_key(headers, name),
         [only] => text(only)?,
         several => {
             let mut texts = Vec::new();
@@ -142,18 +129,6 @@ fn not_there(error: &serde_json::Error) -> Refusal {
     ))
 }
 
-fn of_chat(
-    headers: &HeaderMap,
-    names: &Names,
-) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    let kind = kind(headers, &names.event)?;
-    // The event header is not signed. Other senders' types may have a slash, as Shopify's.
-    if !kind.is_token() {
-        return Err(Refusal::InvalidEventHeader);
-    }
-    Ok((kind, key(headers, &names.key)?))
-}
-
 fn is_plain_json(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     // Two content types would be two readings of one body.
@@ -181,7 +156,7 @@ fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
 }
 
 /// Several headers are one key as long as they agree.
-fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Refusal> {
+fn header_key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else {
         return Ok(None);

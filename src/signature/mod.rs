@@ -26,9 +26,9 @@
 //! ```
 
 mod buffer;
+mod checked;
 mod compare;
 mod config;
-mod described;
 mod future;
 mod headers;
 #[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]

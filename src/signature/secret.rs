@@ -167,7 +167,7 @@ impl Secret {
 
     /// The same under the decoded secret. `None` if it is not written like that.
     pub(super) fn sign_as(&self, coding: SecretCoding, body: &[u8]) -> Option<String> {
-        Some(tag(self.decoded(coding)?, body))
+        Some(tag(self.decoded(coding)?.clone(), body))
     }
 
     pub(super) fn label(&self) -> Option<&Arc<str>> {
@@ -225,11 +225,12 @@ impl Secret {
     }
 
     /// The state of the hash under the decoded secret. `None` if it is not written like that.
-    pub(super) fn decoded(&self, coding: SecretCoding) -> Option<Hmac<Sha256>> {
+    #[inline]
+    pub(super) fn decoded(&self, coding: SecretCoding) -> Option<&Hmac<Sha256>> {
         match coding {
-            SecretCoding::Text => Some(self.keyed()),
-            SecretCoding::Base64 => self.others.base64.clone(),
-            SecretCoding::Hex => self.others.hex.clone(),
+            SecretCoding::Text => Some(&self.keyed),
+            SecretCoding::Base64 => self.others.base64.as_ref(),
+            SecretCoding::Hex => self.others.hex.as_ref(),
         }
     }
 }

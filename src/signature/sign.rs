@@ -1,12 +1,12 @@
 //! Signs deliveries as a sender does: for tests, and for the sandbox. Whether secrets suit a sender.
 
-use http::{HeaderMap, HeaderValue};
+use http::HeaderMap;
 
-use super::described::Keyed;
+use super::checked::Keyed;
 use super::secret::{Secret, Secrets};
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
-use crate::sender::{Algorithm, Form, Scheme, SecretCoding, Sender};
+use crate::sender::{Algorithm, Scheme, SecretCoding, Sender};
 
 impl Sender {
     /// Returns the headers of a delivery as this sender sends it: those of `delivery`, key and event type where they
@@ -34,29 +34,22 @@ impl Sender {
     /// is not written as this sender writes its secrets.
     pub fn sign(&self, secret: &Secret, delivery: &RawDelivery) -> Result<HeaderMap, ConfigError> {
         let mut headers = self.unsigned(delivery);
-        match self.form() {
-            Form::Chat(names) => {
-                if let Ok(tag) = HeaderValue::from_str(&secret.sign(delivery.body())) {
-                    headers.insert(&names.signature, tag);
-                }
-            }
-            Form::Described(it) => {
-                let (scheme, now) = (&it.schemes()[0], self.now());
-                if !can_sign(secret, scheme) {
-                    return Err(unsuited(self, scheme, true));
-                }
-                scheme.prepare(&mut headers, now);
-                if scheme.algorithm != Algorithm::Token {
-                    let signed = scheme.signed(&headers, now).and_then(|[before, after]| {
-                        let tag = tag(secret, scheme, [&before, delivery.body(), &after])?;
-                        scheme.header(&tag, now)
-                    });
-                    let (name, value) = signed.ok_or_else(|| {
-                        self.is_wrong("a header that it signs is missing: set the key, or add it to the delivery")
-                    })?;
-                    headers.insert(name, value);
-                }
-            }
+        let (scheme, now) = (&self.described().schemes()[0], self.now());
+        if !can_sign(secret, scheme) {
+            return Err(unsuited(self, scheme, true));
+        }
+        scheme.prepare(&mut headers, now);
+        if scheme.algorithm != Algorithm::Token {
+            let signed = scheme.signed(&headers, now).and_then(|[before, after]| {
+                let tag = tag(secret, scheme, [&before, delivery.body(), &after])?;
+                scheme.header(&tag, now)
+            });
+            let (name, value) = signed.ok_or_else(|| {
+                self.is_wrong(
+                    "a header that it signs is missing: set the key, or add it to the delivery",
+                )
+            })?;
+            headers.insert(name, value);
         }
         Ok(headers)
     }
@@ -65,15 +58,8 @@ impl Sender {
 /// Whether each secret is written as the sender writes its secrets.
 pub(super) fn check(sender: &Sender, secrets: &Secrets) -> Result<(), ConfigError> {
     let current = secrets.current();
-    let Form::Described(it) = sender.form() else {
-        // The chat platform's secret may be any text, but whoever knows a public key could sign with it.
-        return match current.iter().any(Secret::is_public) {
-            true => Err(sender.is_wrong("it signs with a secret, not with a public key")),
-            false => Ok(()),
-        };
-    };
     // Families differ only in the names of their headers.
-    let scheme = &it.schemes()[0];
+    let scheme = &sender.described().schemes()[0];
     let suits = |secret: &Secret| match scheme.algorithm.is_asymmetric() {
         true => secret
             .public()

@@ -3,43 +3,11 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use hmac::{Hmac, Mac};
-use http::{HeaderMap, HeaderName, Method};
-use sha2::Sha256;
+use http::{HeaderMap, Method};
 
-use super::described::{self, Checked};
+use super::checked::{Checked, How, signer};
 use super::secret::{Secret, Secrets};
-use crate::sender::{Form, Sender, SignatureError};
-
-/// The tag that the signature header claims for the body.
-pub(super) fn claimed_tag(
-    headers: &HeaderMap,
-    name: &HeaderName,
-) -> Result<[u8; 32], SignatureError> {
-    let mut values = headers.get_all(name).iter();
-    let value = values.next().ok_or(SignatureError::Missing)?;
-    match values.next() {
-        // A proxy and this crate could each look at another one.
-        Some(_) => Err(SignatureError::Doubled),
-        None => parse_tag(value.as_bytes()),
-    }
-}
-
-pub(super) fn parse_tag(value: &[u8]) -> Result<[u8; 32], SignatureError> {
-    // Spec 5.2, rule 2 mandates lowercase; refusing the rest is intentional.
-    let digits = <&[u8; 64]>::try_from(value).map_err(|_| SignatureError::Malformed)?;
-    let mut tag = [0; 32];
-    base16ct::lower::decode(digits, &mut tag).map_err(|_| SignatureError::Malformed)?;
-    Ok(tag)
-}
-
-/// The tags of a body under every secret of a set, computed while the body arrives.
-pub(super) struct Tags {
-    secrets: Secrets,
-    set: Arc<Vec<Secret>>,
-    first: Hmac<Sha256>,
-    rest: Vec<Hmac<Sha256>>,
-}
+use crate::sender::{Claim, Sender, SignatureError};
 
 /// The secret that proved a body to be authentic.
 pub(super) struct Matched {
@@ -55,48 +23,6 @@ impl Matched {
             label: secret.label().cloned(),
             digest: secret.digest(),
         }
-    }
-}
-
-impl Tags {
-    pub(super) fn new(secrets: &Secrets) -> Self {
-        // The first secret is apart from the rest, so that a set of one, the usual one, allocates nothing.
-        let set = secrets.current();
-        let first = set[0].keyed(); // A set is never empty.
-        let rest = set[1..].iter().map(Secret::keyed).collect();
-        Self {
-            secrets: secrets.clone(),
-            set,
-            first,
-            rest,
-        }
-    }
-
-    pub(super) fn update(&mut self, bytes: &[u8]) {
-        self.first.update(bytes);
-        self.rest.iter_mut().for_each(|tag| tag.update(bytes));
-    }
-
-    /// Compares the tags with the claimed one. `body` is all that was hashed: should the set have
-    /// been replaced meanwhile, it is hashed again, since a removed secret proves nothing.
-    pub(super) fn verify(
-        mut self,
-        body: &[u8],
-        claimed: &[u8; 32],
-    ) -> Result<Matched, SignatureError> {
-        if !self.secrets.is_current(&self.set) {
-            self = Self::new(&self.secrets);
-            self.update(body);
-        }
-        // In constant time, and with every secret.
-        let mut matched = self.first.verify_slice(claimed).ok().map(|()| 0);
-        for (index, tag) in (1..).zip(self.rest) {
-            let this = tag.verify_slice(claimed).ok().map(|()| index);
-            // `this` is computed in any case. The first match has the name in the log.
-            matched = matched.or(this);
-        }
-        let index = matched.ok_or(SignatureError::Wrong)?;
-        Ok(Matched::new(&self.set[index], index))
     }
 }
 
@@ -122,10 +48,9 @@ impl Secrets {
     ///
     /// [`SignatureError::Malformed`] and [`SignatureError::Wrong`].
     pub fn verify(&self, body: &[u8], signature: &[u8]) -> Result<usize, SignatureError> {
-        let claimed = parse_tag(signature)?;
-        let mut tags = Tags::new(self);
-        tags.update(body);
-        tags.verify(body, &claimed).map(|matched| matched.index)
+        let claim = Claim::of_body(signature)?;
+        let index = signer(&self.current(), How::PLAIN, &claim, body);
+        index.ok_or(SignatureError::Wrong)
     }
 }
 
@@ -158,18 +83,18 @@ impl Sender {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<usize, SignatureError> {
-        match self.form() {
-            Form::Chat(names) => {
-                let claimed = claimed_tag(headers, &names.signature)?;
-                let mut tags = Tags::new(secrets);
-                tags.update(body);
-                tags.verify(body, &claimed).map(|matched| matched.index)
-            }
-            Form::Described(it) => {
-                let claim = it.claim(&Method::POST, headers, || self.now())?;
-                described::verify(secrets, self, claim, body)
-            }
+        let claim = self
+            .described()
+            .claim(&Method::POST, headers, || self.now());
+        let (scheme, claim) = claim?;
+        // The body is there, so one secret after another is compared, and no state per secret is kept.
+        let index = signer(&secrets.current(), How::of(scheme), &claim, body);
+        let index = index.ok_or(SignatureError::Wrong)?;
+        if let Some(time) = scheme.body_time() {
+            // Only now: nothing parses a body before it is verified.
+            time.check_body(body, self.now())?;
         }
+        Ok(index)
     }
 }
 
@@ -203,12 +128,11 @@ impl Authentication {
 /// The computation while a body arrives. Without secrets, there is none.
 #[allow(
     clippy::large_enum_variant,
-    reason = "the path of the chat platform takes no allocation"
+    reason = "nearly every delivery is signed, and takes no allocation"
 )]
 pub(super) enum Hashing {
     Unsigned,
-    Chat(Tags, [u8; 32]),
-    Described(Box<Checked>),
+    Signed(Checked),
 }
 
 impl Hashing {
@@ -223,41 +147,32 @@ impl Hashing {
         let Authentication::Signed(secrets) = authentication else {
             return Ok(Self::Unsigned);
         };
-        match sender.form() {
-            Form::Chat(names) => {
-                let claimed = claimed_tag(headers, &names.signature)?;
-                Ok(Self::Chat(Tags::new(secrets), claimed))
-            }
-            Form::Described(it) => {
-                // The head is read first, so that a stale or malformed one begins no hash per secret.
-                let claim = it.claim(method, headers, || sender.now())?;
-                Ok(Self::Described(Box::new(Checked::new(
-                    secrets, sender, claim,
-                ))))
-            }
-        }
+        // The head is read first, so that a stale or malformed one begins no hash per secret.
+        let claim = sender.described().claim(method, headers, || sender.now())?;
+        Ok(Self::Signed(Checked::new(secrets, sender, claim)))
     }
 
+    #[inline]
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Unsigned => {}
-            Self::Chat(tags, _) => tags.update(bytes),
-            Self::Described(checked) => checked.update(bytes),
+        if let Self::Signed(checked) = self {
+            checked.update(bytes);
         }
     }
 
     /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
+    #[inline]
     pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
         match self {
             Self::Unsigned => Ok(None),
-            Self::Chat(tags, claimed) => tags.verify(body, &claimed).map(Some),
-            Self::Described(checked) => checked.verify(body).map(Some),
+            Self::Signed(checked) => checked.verify(body).map(Some),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
+
     use super::*;
 
     const NAME: HeaderName = HeaderName::from_static("x-service-hmac-sha256");
@@ -273,6 +188,13 @@ mod tests {
 
     #[test]
     fn the_log_tells_what_is_wrong_with_a_signature() {
+        let sender = Sender::default();
+        let claim = |headers: &HeaderMap| {
+            let claim = sender
+                .described()
+                .claim(&Method::POST, headers, || sender.now());
+            claim.map(|(_, claim)| claim)
+        };
         let zeros = "0".repeat(64);
         for (values, error) in [
             (&[][..], SignatureError::Missing),
@@ -280,15 +202,17 @@ mod tests {
             (&["", ""], SignatureError::Doubled),
             (&[""], SignatureError::Malformed),
             (&[&zeros[1..]], SignatureError::Malformed),
+            (&[&zeros.repeat(3)], SignatureError::Malformed),
             (&[&zeros.replace('0', "A")], SignatureError::Malformed),
             (&[&zeros.replace('0', "g")], SignatureError::Malformed),
             (&[&zeros.replace('0', "/")], SignatureError::Malformed),
             (&[&zeros.replace('0', ":")], SignatureError::Malformed),
             (&[&zeros.replace('0', "`")], SignatureError::Malformed),
         ] {
-            assert_eq!(claimed_tag(&headers(values), &NAME), Err(error));
+            assert_eq!(claim(&headers(values)).unwrap_err(), error);
         }
-        assert_eq!(claimed_tag(&headers(&[&zeros]), &NAME), Ok([0; 32]));
+        let claim = claim(&headers(&[&zeros])).unwrap();
+        assert_eq!(claim.tags.iter().collect::<Vec<_>>(), [[0; 32]]);
     }
 
     #[test]
@@ -309,16 +233,19 @@ mod tests {
     fn a_set_that_is_replaced_while_a_body_arrives_decides() {
         let set = secrets(&["old", "both"]);
         let verify = |signer: &'static str| {
-            let mut tags = Tags::new(&set);
-            tags.update(b"bo");
+            let tag = Secret::new(signer).unwrap().sign(b"body");
+            let sender = Sender::default();
+            let signed = Authentication::Signed(set.clone());
+            let hashing = Hashing::new(&signed, &sender, &Method::POST, &headers(&[&tag]));
+            let mut hashing = hashing.unwrap();
+            hashing.update(b"bo");
             set.replace(secrets(&["both", "new"]).current().to_vec())
                 .unwrap();
-            tags.update(b"dy");
-            let tag = Secret::new(signer).unwrap().sign(b"body");
-            let verified = tags.verify(b"body", &parse_tag(tag.as_bytes()).unwrap());
+            hashing.update(b"dy");
+            let verified = hashing.verify(b"body");
             set.replace(secrets(&["old", "both"]).current().to_vec())
                 .unwrap();
-            verified.map(|matched| matched.index)
+            verified.map(|matched| matched.unwrap().index)
         };
         assert_eq!(verify("old"), Err(SignatureError::Wrong));
         assert_eq!(verify("both"), Ok(0));

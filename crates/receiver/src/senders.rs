@@ -174,14 +174,10 @@ pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
 
 fn show(name: &str) -> anyhow::Result<ExitCode> {
     let Some(profile) = Sender::profile(name) else {
-        let platform = Sender::chat_platform();
-        misused(match name == platform.name() {
-            true => "the chat platform has no description: it is built in".to_owned(),
-            false => format!(
-                "there is no profile `{name}`: use one of {}",
-                Sender::PROFILES.join(", ")
-            ),
-        });
+        misused(format!(
+            "there is no profile `{name}`: use one of {}",
+            Sender::PROFILES.join(", ")
+        ));
     };
     writeln!(io::stdout(), "{}", profile.trim_end())?;
     Ok(ExitCode::SUCCESS)
@@ -203,6 +199,7 @@ fn print() -> anyhow::Result<ExitCode> {
             Err(_) => (Sender::named(name, Some("https://example.com"))?, true),
         };
         let mut about = match sender.covers_key() {
+            _ if sender.name() == Sender::chat_platform().name() => platform.clone(),
             true => "signs its key".to_owned(),
             false => "does not sign a key".to_owned(),
         };
@@ -214,9 +211,7 @@ fn print() -> anyhow::Result<ExitCode> {
         }
         anyhow::Ok(row(name, &about))
     });
-    let rows = iter::once(Ok(row("SENDER", "ABOUT")))
-        .chain([Ok(row("chat-platform", &platform))])
-        .chain(profiles);
+    let rows = iter::once(Ok(row("SENDER", "ABOUT"))).chain(profiles);
     write_rows(&mut io::stdout().lock(), rows.collect::<Result<_, _>>()?)?;
     Ok(ExitCode::SUCCESS)
 }

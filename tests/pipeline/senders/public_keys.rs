@@ -368,11 +368,25 @@ async fn a_public_key_is_never_used_as_a_secret() {
     for guess in [Secret::new(text).unwrap(), public(ED25519).into()] {
         assert_ne!(guess.sign(b"{}"), own.sign(b"{}"));
     }
-    let layer = SignatureLayer::new(public(ED25519));
-    let platform = Sender::chat_platform();
-    let request = signed(&platform, &Secret::new(text).unwrap(), BODY);
-    let answered = send(&layer.layer(service_fn(event)), request).await;
-    answered.assert_problem(401, "invalid-signature");
+    let guess = Secret::new(text).unwrap();
+    assert!(
+        Sender::chat_platform()
+            .sign(&guess, &RawDelivery::new(EventKind::CHAT_RATED, "{}"))
+            .is_err()
+    );
+    // These are not checked before, as those of a layer with a sender are.
+    for secrets in [public(ED25519).into(), Secrets::from(guess.clone())] {
+        let tag = guess.sign(BODY.as_bytes());
+        let request = post(BODY)
+            .kind("chat-rated")
+            .with("x-service-hmac-sha256", tag);
+        let answered = send(
+            &SignatureLayer::new(secrets).layer(service_fn(event)),
+            request,
+        )
+        .await;
+        answered.assert_problem(401, "invalid-signature");
+    }
 }
 
 #[tokio::test]

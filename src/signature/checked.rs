@@ -1,6 +1,6 @@
-//! The tags of a body under every secret, for a sender that is described as data.
+//! The tags of a body under every secret of a set, compared with those that a request claims.
 
-use std::iter;
+use std::slice;
 use std::sync::Arc;
 
 use hmac::digest::CtOutput;
@@ -25,17 +25,20 @@ pub(super) enum Keyed {
 
 impl Keyed {
     /// The state before the first byte. `None` if the secret is not written as the sender writes its secrets, or is none.
-    #[inline]
+    #[inline(always)]
     pub(super) fn new(secret: &Secret, algorithm: Algorithm, coding: SecretCoding) -> Option<Self> {
         match algorithm {
             // First: whoever knows a public key could make this tag, too.
             _ if secret.is_public() => None,
             Algorithm::Ed25519 | Algorithm::EcdsaP256 => None,
             Algorithm::HmacSha1 => Some(Self::Sha1(secret.keyed_sha1())),
-            Algorithm::HmacSha256 | Algorithm::Token => secret.decoded(coding).map(Self::Sha256),
+            Algorithm::HmacSha256 | Algorithm::Token => {
+                Some(Self::Sha256(secret.decoded(coding)?.clone()))
+            }
         }
     }
 
+    #[inline]
     fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Sha256(hash) => hash.update(bytes),
@@ -80,18 +83,14 @@ enum Check {
 }
 
 impl Check {
-    /// `None` if the secret is not in the sender's form.
-    #[inline]
-    fn new(secret: &Secret, how: How, claim: &Claim) -> Option<Self> {
-        let mut check = match how.algorithm.is_asymmetric() {
-            true => {
-                let verification = secret.public()?.begin(how.algorithm, &claim.tags)?;
-                Self::Key(Box::new(verification))
-            }
-            false => Self::Hash(Keyed::new(secret, how.algorithm, how.coding)?),
-        };
-        check.update(&claim.before);
-        Some(check)
+    /// The state before the first byte. `None` if the secret is not in the sender's form.
+    #[inline(always)] // Otherwise the state of 144 bytes is copied twice more for each delivery.
+    fn new(secret: &Secret, how: How, tags: &Tags) -> Option<Self> {
+        if how.algorithm.is_asymmetric() {
+            let verification = secret.public()?.begin(how.algorithm, tags)?;
+            return Some(Self::Key(Box::new(verification)));
+        }
+        Keyed::new(secret, how.algorithm, how.coding).map(Self::Hash)
     }
 
     #[inline]
@@ -118,13 +117,19 @@ impl Check {
 
 /// What of a scheme is needed for the body.
 #[derive(Clone, Copy)]
-struct How {
+pub(super) struct How {
     algorithm: Algorithm,
     coding: SecretCoding,
 }
 
 impl How {
-    fn of(scheme: &Scheme) -> Self {
+    /// As the chat platform signs.
+    pub(super) const PLAIN: Self = Self {
+        algorithm: Algorithm::HmacSha256,
+        coding: SecretCoding::Text,
+    };
+
+    pub(super) fn of(scheme: &Scheme) -> Self {
         Self {
             algorithm: scheme.algorithm,
             coding: scheme.secret,
@@ -143,16 +148,17 @@ impl How {
     fn after<'a>(&self, claim: &'a Claim) -> &'a [u8] {
         match self.algorithm {
             Algorithm::Token => TOKEN,
-            _ => &claim.after,
+            _ => claim.after(),
         }
     }
 }
 
 /// Verifies a body that is there. Returns the index of the first secret that signed it, after all were compared.
 #[inline]
-fn signer(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Option<usize> {
+pub(super) fn signer(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Option<usize> {
     let matches = |secret| {
-        Check::new(secret, how, claim).is_some_and(|mut check| {
+        Check::new(secret, how, &claim.tags).is_some_and(|mut check| {
+            check.update(claim.before());
             check.update(how.part(body));
             check.matches_one(how, claim)
         })
@@ -167,33 +173,36 @@ fn first(matches: impl Iterator<Item = bool>) -> Option<usize> {
     })
 }
 
-/// Verifies a body that is there, with the claim of its head.
-pub(super) fn verify(
-    secrets: &Secrets,
-    sender: &Sender,
-    (scheme, claim): (&Scheme, Claim),
-    body: &[u8],
-) -> Result<usize, SignatureError> {
-    // The body is there, so one secret after another is compared, and no state per secret is kept.
-    let index = signer(&secrets.current(), How::of(scheme), &claim, body);
-    let index = index.ok_or(SignatureError::Wrong)?;
-    if let Some(time) = scheme.body_time() {
-        // Only now: nothing parses a body before it is verified.
-        time.check_body(body, sender.now())?;
-    }
-    Ok(index)
-}
-
 /// The computation while a body arrives.
 pub(super) struct Checked {
     secrets: Secrets,
     set: Arc<Vec<Secret>>,
-    first: Option<Check>,
-    rest: Vec<Option<Check>>,
+    checks: Checks,
     claim: Claim,
-    /// If it stands in the body.
-    body_time: Option<(Timestamps, Sender)>,
     how: How,
+    /// If it stands in the body, as Linear's. The sender has the clock.
+    body_time: Option<Box<(Timestamps, Sender)>>,
+}
+
+/// One for each secret: `None` if it is not in the sender's form. One alone, as usual, takes no allocation.
+enum Checks {
+    One(Option<Check>),
+    Several(Vec<Option<Check>>),
+}
+
+impl Checks {
+    #[inline]
+    fn update(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let checks = match self {
+            Self::One(check) => slice::from_mut(check),
+            Self::Several(checks) => checks,
+        };
+        let checks = checks.iter_mut().flatten();
+        checks.for_each(|check| check.update(bytes));
+    }
 }
 
 impl Checked {
@@ -205,46 +214,48 @@ impl Checked {
     ) -> Self {
         let how = How::of(scheme);
         let set = secrets.current();
-        let mut checks = set.iter().map(|secret| Check::new(secret, how, &claim));
+        let check = |secret| Check::new(secret, how, &claim.tags);
+        let mut checks = match &set[..] {
+            [only] => Checks::One(check(only)),
+            several => Checks::Several(several.iter().map(check).collect()),
+        };
+        checks.update(claim.before());
         Self {
-            first: checks.next().flatten(),
-            rest: checks.collect(),
-            // The sender is cloned for its clock, and only where the time is in the body, as Linear's.
-            body_time: scheme.body_time().map(|it| (it.clone(), sender.clone())),
             secrets: secrets.clone(),
             set,
+            checks,
             claim,
             how,
+            body_time: scheme
+                .body_time()
+                .map(|it| Box::new((it.clone(), sender.clone()))),
         }
     }
 
+    #[inline]
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        let bytes = self.how.part(bytes);
-        let checks = self.first.iter_mut().chain(self.rest.iter_mut().flatten());
-        checks.for_each(|check| check.update(bytes));
+        self.checks.update(self.how.part(bytes));
     }
 
-    /// As that of `Tags`.
-    pub(super) fn verify(self, body: &[u8]) -> Result<Matched, SignatureError> {
-        let (how, claim) = (self.how, self.claim);
-        let (set, index) = match self.secrets.is_current(&self.set) {
-            true => {
-                let checks = iter::once(self.first).chain(self.rest);
-                let matches = |it: Option<Check>| it.is_some_and(|it| it.matches_one(how, &claim));
-                (self.set, first(checks.map(matches)))
+    /// Compares the tags with the claimed ones. `body` is all that was hashed: should the set have been replaced
+    /// meanwhile, it is hashed again, since a removed secret proves nothing.
+    pub(super) fn verify(mut self, body: &[u8]) -> Result<Matched, SignatureError> {
+        let (how, claim) = (self.how, &self.claim);
+        let matches = |it: Option<Check>| it.is_some_and(|it| it.matches_one(how, claim));
+        let index = match self.checks {
+            _ if !self.secrets.is_current(&self.set) => {
+                self.set = self.secrets.current();
+                signer(&self.set, how, claim, body)
             }
-            false => {
-                let set = self.secrets.current();
-                // The states are of the old set: a removed secret proves nothing, so all is hashed again.
-                let index = signer(&set, how, &claim, body);
-                (set, index)
-            }
+            Checks::One(check) => matches(check).then_some(0),
+            Checks::Several(checks) => first(checks.into_iter().map(matches)),
         };
         let index = index.ok_or(SignatureError::Wrong)?;
-        if let Some((time, sender)) = &self.body_time {
+        if let Some(it) = &self.body_time {
+            let (time, sender) = &**it;
             time.check_body(body, sender.now())?;
         }
-        Ok(Matched::new(&set[index], index))
+        Ok(Matched::new(&self.set[index], index))
     }
 }
 
@@ -256,7 +267,6 @@ mod tests {
 
     use super::super::compare::COMPARISONS;
     use super::*;
-    use crate::sender::Form;
 
     /// Verifies `{}` with these tags. Returns which secret made one of them, and the number of comparisons.
     fn verify(sender: &Sender, set: &Secrets, tags: &[String]) -> (Option<usize>, usize) {
@@ -265,10 +275,9 @@ mod tests {
             http::HeaderName::from_static("x-tags"),
             tags.join(",").parse().unwrap(),
         )]);
-        let Form::Described(it) = sender.form() else {
-            panic!("{sender:?}")
-        };
-        let claim = it.claim(&Method::POST, &headers, SystemTime::now);
+        let claim = sender
+            .described()
+            .claim(&Method::POST, &headers, SystemTime::now);
         let mut checked = Checked::new(set, sender, claim.unwrap());
         checked.update(b"{}");
         COMPARISONS.set(0);
