@@ -209,6 +209,12 @@ impl Description {
             Some(split) if !matches!(split, ' ' | ',' | ';') => {
                 return Err("signature.split: use a space, `,` or `;`".to_owned());
             }
+            Some(split) if it.prefix.contains(split) => {
+                let field = "signature.prefix";
+                return Err(format!(
+                    "{field}: it contains the `split`, so that no tag begins with it"
+                ));
+            }
             split => split.map(|split| split as u8),
         };
         let content = self.content(family)?;
@@ -240,6 +246,9 @@ impl Description {
         // A header that is not a list is the tag alone, so each request would be refused.
         if scheme.elements().next().is_some() && split.is_none() {
             return Err("signature.split: without it, there is no `element`".to_owned());
+        }
+        for name in scheme.elements() {
+            check_element(&scheme, name)?;
         }
         // Whoever captured a delivery could renew a time that is not signed.
         if !scheme.signs_time() {
@@ -317,6 +326,25 @@ impl Description {
         }
         Ok(pieces)
     }
+}
+
+/// Refuses an element that the signature header cannot have beside its tags: each request would be refused.
+fn check_element(scheme: &Scheme, name: &str) -> Result<(), String> {
+    if name
+        .bytes()
+        .any(|byte| byte == b'=' || Some(byte) == scheme.split)
+    {
+        return Err(format!(
+            "signature: the element {name:?} contains `=` or the `split`, which end a name"
+        ));
+    }
+    let (start, prefix) = (format!("{name}="), &scheme.prefix);
+    if start.starts_with(prefix.as_str()) || prefix.starts_with(&start) {
+        return Err(format!(
+            "signature.prefix: a tag after {prefix:?} cannot be told from the element {name:?}"
+        ));
+    }
+    Ok(())
 }
 
 fn check_key(scheme: &Scheme) -> Result<(), String> {

@@ -1,5 +1,6 @@
 //! What a sender signs, and what the head of a request claims.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 use std::{mem, slice};
 
@@ -372,7 +373,10 @@ impl Scheme {
                     time = Some((name, value));
                 }
                 // The clock is read only here and above, since most senders sign no time.
-                At::Element(name) => timestamps.check(read.source(name)?, now())?,
+                At::Element(name) => {
+                    let value = read.source(name).map_err(|_| SignatureError::Timestamp)?;
+                    timestamps.check(value, now())?;
+                }
                 // The body has not arrived yet: `check_body` follows after its verification.
                 At::Body(_) => {}
             }
@@ -495,7 +499,7 @@ impl Scheme {
                 text.extend_from_slice(match piece {
                     Piece::Text(text) => text.as_bytes(),
                     Piece::Header(name) => only(headers, name).ok()?,
-                    // Profiles sign no element but the time.
+                    // Of the time or of anything else: `header` writes the same.
                     Piece::Element(_) => time.as_bytes(),
                     Piece::Method => b"POST",
                 });
@@ -513,9 +517,10 @@ impl Scheme {
             Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
         };
         let mut value = String::new();
-        // The verification accepts any order. The time comes first, as Stripe and Paddle send it.
-        if let (Some(split), Some(element)) = (self.split, self.elements().next()) {
-            value = format!("{element}={}{}", self.time(now), char::from(split));
+        // The verification accepts any order. The tag comes last, as Stripe and Paddle send it.
+        for element in self.elements().collect::<BTreeSet<_>>() {
+            let split = char::from(self.split?);
+            value += &format!("{element}={}{split}", self.time(now));
         }
         value += &self.prefix;
         value += &tag;

@@ -24,6 +24,7 @@ use support::delivery::{Answered, RequestExt, send};
 use support::log::Log;
 use tower::{Layer, service_fn};
 use tower_webhook::event::EventKind;
+use tower_webhook::signature::SignatureError;
 use tower_webhook::{
     ConfigError, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
 };
@@ -330,6 +331,25 @@ fn deliveries_are_signed_as_their_makers_do() {
     }
 }
 
+#[test]
+fn a_timestamp_that_is_missing_is_named() {
+    let secrets = Secrets::from(Secret::new("secret").unwrap());
+    let tag = "0".repeat(64);
+    for (signature, reason) in [
+        (format!("v1={tag}"), SignatureError::Timestamp),
+        (format!("t=,v1={tag}"), SignatureError::Timestamp),
+        (format!("t=now,v1={tag}"), SignatureError::Timestamp),
+        (format!("t=1,v1={tag}"), SignatureError::Stale),
+        (format!("t=1,t=2,v1={tag}"), SignatureError::Doubled),
+        ("t=1".to_owned(), SignatureError::Malformed),
+    ] {
+        let name = HeaderName::from_static("stripe-signature");
+        let headers = HeaderMap::from_iter([(name, signature.parse().unwrap())]);
+        let refused = Sender::stripe().verify(&secrets, &headers, b"{}");
+        assert_eq!(refused, Err(reason), "{signature}");
+    }
+}
+
 /// A sender with these changes to its signature.
 fn described(changes: Value) -> Result<Sender, String> {
     let mut description = json!({
@@ -428,6 +448,26 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         (
             json!({"signature.content": "{element t}{body}"}),
             "signature.split: without it, there is no `element`",
+        ),
+        (
+            json!({"signature.split": ",", "signature.content": "{element a,b}{body}"}),
+            "signature: the element \"a,b\" contains `=` or the `split`, which end a name",
+        ),
+        (
+            json!({"signature.split": ",", "signature.content": "{element a=b}{body}"}),
+            "signature: the element \"a=b\" contains `=` or the `split`, which end a name",
+        ),
+        (
+            json!({"signature.split": ",", "signature.content": "{element t}{body}"}),
+            "signature.prefix: a tag after \"\" cannot be told from the element \"t\"",
+        ),
+        (
+            json!({"signature.split": ",", "signature.content": "{element v1}{body}", "signature.prefix": "v1=a"}),
+            "signature.prefix: a tag after \"v1=a\" cannot be told from the element \"v1\"",
+        ),
+        (
+            json!({"signature.split": " ", "signature.prefix": "v1 "}),
+            "signature.prefix: it contains the `split`, so that no tag begins with it",
         ),
         (
             json!({"signature.content": "{url}{body}"}),
@@ -543,6 +583,9 @@ async fn every_scheme_verifies_what_it_signs() {
         json!({"signature.content": "{url}{body}", "url": "https://example.com/"}),
         json!({"families": ["x-a", "x-b"], "signature.headers": ["*-tag"]}),
         json!({"signature.require": {"x-version": "1"}}),
+        json!({"signature.split": ",", "signature.prefix": "v1=", "signature.content": "{element t}{element n}{body}",
+            "signature.timestamp": {"at": "element t", "unit": "seconds", "past": 5, "ahead": 5}}),
+        json!({"signature.split": ";", "signature.prefix": "v=", "signature.content": "{element b}{body}{element a}"}),
     ] {
         let sender = described(changes).unwrap();
         let answered = receive(secret.clone(), &sender, signed(&sender, &secret, BODY)).await;
