@@ -44,6 +44,8 @@ pub enum ConfigError {
         /// What is wrong, and what is allowed.
         reason: String,
     },
+    /// The text of [`Sender::from_json`](crate::Sender::from_json) describes no sender.
+    Description(serde_json::Error),
     /// The text is no public key that is safe to use.
     #[cfg(feature = "public-keys")]
     PublicKey {
@@ -108,6 +110,7 @@ errors! {
         Self::SecretFile { path, source } => "a file of secrets must be readable UTF-8 with one secret per line: `{}` \
             cannot be read", path.display() => source;
         Self::HeaderPrefix(prefix) => "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens";
+        Self::Description(source) => "the text describes no sender" => source;
         Self::Sender { name, reason } => "the sender `{name}`: {reason}";
         #[cfg(feature = "public-keys")]
         Self::PublicKey { reason } => "a public key cannot be used: {reason}";

@@ -11,6 +11,7 @@ use super::challenge::{Answer, Challenge, Proof, Source};
 use super::pointer::Pointer;
 use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
 use super::{Described, MOST_TAGS, Sender};
+use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 
 #[derive(Deserialize)]
@@ -135,6 +136,34 @@ impl<'de> Deserialize<'de> for Sender {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let description = Description::deserialize(deserializer)?;
         description.sender().map_err(de::Error::custom)
+    }
+}
+
+impl Sender {
+    /// Reads a description in JSON: see [senders](crate::docs::senders#another-sender). In another format, serde reads it,
+    /// such as `toml::from_str::<Sender>(text)`.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::Sender;
+    ///
+    /// let sender = Sender::from_json(r#"{
+    ///     "name": "acme",
+    ///     "key": "/id",
+    ///     "kind": "x-acme-event",
+    ///     "signature": { "headers": ["x-acme-signature"], "algorithm": "hmac-sha256", "coding": "hex" }
+    /// }"#)?;
+    /// assert!(sender.covers_key());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Description`] with the line of what is no JSON or no field of a description, or with the field whose
+    /// value is wrong.
+    pub fn from_json(text: &str) -> Result<Self, ConfigError> {
+        serde_json::from_str(text).map_err(ConfigError::Description)
     }
 }
 

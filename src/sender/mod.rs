@@ -43,8 +43,8 @@ use crate::event::SenderPolicy;
 /// # }
 /// ```
 ///
-/// Others are constructors, such as [`github`](Self::github), or a description in a file, which serde reads in any
-/// format: see [senders](crate::docs::senders).
+/// Others are constructors, such as [`github`](Self::github), or a description in [JSON](Self::from_json) or any other
+/// format that serde reads: see [senders](crate::docs::senders).
 ///
 /// Clones are cheap.
 #[derive(Clone)]
@@ -371,9 +371,42 @@ mod tests {
         let copy = text
             .replace("chat-platform", "copy")
             .replace("true", "false");
-        let copy: Sender = serde_json::from_str(&copy).unwrap();
+        let copy = Sender::from_json(&copy).unwrap();
         assert_eq!(copy.namespace(), Some("copy"));
         assert!(copy.branded("acme").is_err());
+    }
+
+    #[test]
+    fn a_mistake_in_a_description_is_named() {
+        let text = Sender::profile("github").unwrap();
+        for (from, to, reason) in [
+            (
+                "\"github\",",
+                "\"github\"",
+                "expected `,` or `}` at line 3 column 3",
+            ),
+            (
+                "\"kind\"",
+                "\"type\"",
+                "unknown field `type`, expected one of",
+            ),
+            (
+                "\"hex\"",
+                "\"hexa\"",
+                "unknown variant `hexa`, expected one of",
+            ),
+            (
+                "sha256=",
+                "sha256,",
+                "signature.prefix: it contains the `split`",
+            ),
+        ] {
+            let text = text.replace(from, to);
+            let text = text.replace("\"prefix\"", "\"split\": \",\", \"prefix\"");
+            let error = Sender::from_json(&text).unwrap_err();
+            let source = std::error::Error::source(&error).unwrap().to_string();
+            assert!(source.contains(reason), "{source}");
+        }
     }
 
     #[test]
