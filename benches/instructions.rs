@@ -45,6 +45,7 @@ use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified
 
 use self::deliveries::{Deliveries, secret};
 use self::events::{Events, take};
+use support::inbox::Works;
 use support::postgres::PostgresServer;
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
@@ -238,11 +239,11 @@ async fn accept(queue: &Queue, events: &Events) {
 
 /// Claims so many events and settles each, with the next one of its chat.
 async fn handle(queue: &Queue) {
-    let take = take();
+    let share = [take().into()];
     let mut left = DELIVERIES;
     while left > 0 {
         let limit = left.min(32) as usize;
-        let claimed = queue.claim.claim(&take, limit, 0).await.expect("events");
+        let claimed = queue.claim.claim(&share, limit, 0).await.expect("events");
         assert!(!claimed.events.is_empty());
         for event in claimed.events {
             let settling = queue
@@ -280,7 +281,7 @@ fn inbox() -> Counted {
         counted.fetch_add(1, Ordering::Relaxed);
         async { Ok(()) }
     });
-    let worker = runtime.block_on(async { inbox.worker(router).spawn() });
+    let worker = runtime.block_on(async { inbox.work(router).spawn() });
     kept(worker);
     let service = kept(SignatureLayer::new(secret()).layer(inbox.accept()));
     let deliveries = Deliveries::of(&chat());

@@ -86,11 +86,11 @@ async fn main() -> anyhow::Result<()> {
                 .layer(CatchPanicLayer::new()),
         );
 
-    axum::serve(listener, app)
-        .with_graceful_shutdown(tower_webhook::shutdown())
+    let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
+    let limit = Duration::from_secs(30);
+    running
+        .serve(tower_webhook::shutdown(), limit, server)
         .await?;
-    // axum does not wait for runs whose client has disconnected.
-    running.drain(Duration::from_secs(30)).await?;
     Ok(())
 }
 

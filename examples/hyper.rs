@@ -2,6 +2,7 @@
 //!
 //! Receives webhooks with hyper alone, without axum: one service for every path.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -12,7 +13,6 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::time::timeout;
 use tower_webhook::event::{ChatRated, MessageCreated};
 use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, Webhooks};
 
@@ -68,35 +68,33 @@ async fn main() -> anyhow::Result<()> {
     let (webhooks, running) = Webhooks::new(secret).start(events)?;
     let service = TowerToHyperService::new(webhooks);
 
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
-    let connections = GracefulShutdown::new();
-    let accept = async {
-        loop {
-            // For instance, too many open files. Others may be closed after the pause.
-            let Ok((stream, _)) = listener.accept().await else {
-                tokio::time::sleep(Duration::from_millis(100)).await;
-                continue;
-            };
-            let connection = http.serve_connection(TokioIo::new(stream), service.clone());
-            tokio::spawn(connections.watch(connection));
+    let server = |stop| async {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
+        let connections = GracefulShutdown::new();
+        let accept = async {
+            loop {
+                // For instance, too many open files. Others may be closed after the pause.
+                let Ok((stream, _)) = listener.accept().await else {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                };
+                let connection = http.serve_connection(TokioIo::new(stream), service.clone());
+                tokio::spawn(connections.watch(connection));
+            }
+        };
+        tokio::select! {
+            () = accept => {}
+            () = stop => {}
         }
-    };
-    tokio::select! {
-        () = accept => {}
-        () = tower_webhook::shutdown() => {}
-    }
-    drop(listener);
-
-    // The connections do not include runs whose client has disconnected.
-    let deadline = Duration::from_secs(30);
-    let finish = async {
+        drop(listener);
         connections.shutdown().await;
-        running.drain(deadline).await
+        Ok::<_, Infallible>(())
     };
-    timeout(deadline, finish)
-        .await
-        .context("some connections were still open at the deadline")??;
+    let limit = Duration::from_secs(30);
+    running
+        .serve(tower_webhook::shutdown(), limit, server)
+        .await?;
     Ok(())
 }
 

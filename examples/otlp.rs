@@ -25,7 +25,9 @@ use tower::{Layer, ServiceExt};
 use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::Inbox;
 use tower_webhook::sqlite::SqliteQueue;
-use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer};
+use tower_webhook::{
+    Delivery, EventRouter, HandlerResult, RawDelivery, Secret, Verified, Webhooks,
+};
 use tracing::Span;
 use tracing::level_filters::LevelFilter;
 use tracing_opentelemetry::OpenTelemetrySpanExt;
@@ -65,13 +67,14 @@ async fn main() -> anyhow::Result<()> {
     let queue = SqliteQueue::open(&args.inbox).context("the inbox cannot be opened")?;
     let inbox = Inbox::new(queue);
     let events = EventRouter::new().on::<ChatRated>(rated);
-    let worker = inbox.worker(events.map_request(link_to_delivery)).spawn();
+    let mut worker = inbox.routes();
+    let events = events.map_request(link_to_delivery);
+    worker.handle(Webhooks::without_secrets(), events)?;
+    let running = worker.start()?;
 
-    let webhooks = SignatureLayer::new(args.secret).layer(
-        inbox
-            .accept()
-            .map_request(keep_span::<tower_webhook::Verified>),
-    );
+    let mut routes = inbox.routes();
+    let (signature, accept) = routes.accept_in_halves(Webhooks::new(args.secret))?;
+    let webhooks = signature.layer(accept.map_request(keep_span::<Verified>));
     let app = Router::new()
         .route_service("/webhooks", webhooks)
         .layer(middleware::from_fn(continue_trace));
@@ -79,10 +82,11 @@ async fn main() -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.context("the receiver cannot listen on this address")?;
     eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
-    axum::serve(listener, app)
-        .with_graceful_shutdown(tower_webhook::shutdown())
+    let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
+    let limit = Duration::from_secs(10);
+    running
+        .serve(tower_webhook::shutdown(), limit, server)
         .await?;
-    worker.drain(Duration::from_secs(10)).await?;
     // Exports the last spans.
     traces.shutdown()?;
     Ok(())

@@ -1,131 +1,80 @@
-//! Run with: cargo run --example senders --features console,signal,sqlite
+//! Run with: cargo run --example senders --features signal,sqlite
 //!
 //! Receives webhooks of GitHub and Stripe beside those of the chat platform: each sender has a route, a secret and
-//! handlers of its own. Their events are in one database, and one console shows them.
+//! handlers of its own. They share one inbox, one worker and one console.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context;
 use axum::Router;
 use clap::Parser;
-use serde::Deserialize;
 use tokio::net::TcpListener;
-use tower_webhook::event::{ChatRated, Event, EventKind};
+use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::Inbox;
 use tower_webhook::sqlite::SqliteQueue;
-use tower_webhook::{Delivery, EventRouter, RawDelivery, Secret, Sender, Webhooks};
+use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery, Secret, Sender, Webhooks};
 use tower_webhook_console::Console;
 
-/// Receive webhooks of the chat platform, GitHub and Stripe, and print ratings, pushes and payments.
-///
-/// The secrets are those in the environment variables WEBHOOK_SECRET, GITHUB_SECRET and STRIPE_SECRET.
+/// Receive webhooks with the secrets in WEBHOOK_SECRET, GITHUB_SECRET and STRIPE_SECRET.
 #[derive(Parser)]
-#[command(name = "senders")]
 struct Args {
-    /// The address to listen on; port 0 picks a free port
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
+    #[arg(long, default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
-
-    /// The address of the console, for operators alone
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3001")]
+    #[arg(long, default_value = "127.0.0.1:3001")]
     console: SocketAddr,
-
-    /// The file of the inbox
-    #[arg(long, value_name = "FILE", default_value = "webhooks.db")]
-    database: PathBuf,
+    #[arg(long, default_value = "webhooks.db")]
+    database: String,
 }
 
-/// GitHub's event `push`. A payload has the fields that a handler needs.
-enum Push {}
+async fn rated(chat: Delivery<ChatRated>) -> HandlerResult {
+    println!("a chat was rated {:?}", chat.payload.rating);
+    Ok(())
+}
 
-#[derive(Deserialize)]
-struct Pushed {
+/// GitHub's event `push`, with the fields that are needed here.
+#[derive(serde::Deserialize)]
+struct Push {
     r#ref: String,
     repository: Repository,
 }
 
-#[derive(Deserialize)]
+#[derive(serde::Deserialize)]
 struct Repository {
     full_name: String,
 }
 
-impl Event for Push {
-    const KIND: EventKind = EventKind::from_static("push");
-    type Payload = Pushed;
+async fn pushed(push: Push, _: RawDelivery) -> HandlerResult {
+    println!("{} was pushed to {}", push.r#ref, push.repository.full_name);
+    Ok(())
 }
 
-/// Stripe's event `invoice.paid`.
-enum InvoicePaid {}
-
-#[derive(Deserialize)]
-struct Paid {
-    data: Data,
-}
-
-#[derive(Deserialize)]
-struct Data {
-    object: Invoice,
-}
-
-#[derive(Deserialize)]
-struct Invoice {
-    customer: String,
-    amount_paid: i64,
-}
-
-impl Event for InvoicePaid {
-    const KIND: EventKind = EventKind::from_static("invoice.paid");
-    type Payload = Paid;
-}
-
-/// The pushes to a repository are handled in order, as the events of a chat are.
-fn repository(delivery: &RawDelivery) -> Option<String> {
-    let pushed: Pushed = delivery.decode().ok()?;
-    Some(pushed.repository.full_name)
+async fn paid(event: serde_json::Value, _: RawDelivery) -> HandlerResult {
+    let invoice = &event["data"]["object"];
+    let customer = invoice["customer"].as_str().unwrap_or("somebody");
+    println!("{customer} has paid {}", invoice["amount_paid"]);
+    Ok(())
 }
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_writer(std::io::stderr)
-        .init();
+    let log = tracing_subscriber::fmt().with_writer(std::io::stderr);
+    log.init();
 
-    // Clones share the database. The namespace of each sender is its name.
     let inbox = Inbox::new(SqliteQueue::open(args.database)?);
-
-    let events = EventRouter::new().on::<ChatRated>(async |chat: Delivery<ChatRated>| {
-        println!("a chat was rated {:?}", chat.payload.rating);
-        Ok(())
-    });
-    let (chats, of_chats) = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?)
-        .inbox(inbox.clone())
-        .start(events)?;
-
-    let events = EventRouter::new().on::<Push>(async |push: Delivery<Push>| {
-        let Pushed { r#ref, repository } = push.payload;
-        println!("{} was pushed to {}", r#ref, repository.full_name);
-        Ok(())
-    });
-    let (github, of_github) = Webhooks::new(Secret::from_env("GITHUB_SECRET")?)
+    let mut routes = inbox.routes();
+    let chats = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?);
+    let chats = routes.add(chats, EventRouter::new().on::<ChatRated>(rated))?;
+    let github = Webhooks::new(Secret::from_env("GITHUB_SECRET")?)
         .sender(Sender::github())
-        .inbox(inbox.clone().chat_by(repository))
-        .start(events)?;
-
-    let events = EventRouter::new().on::<InvoicePaid>(async |paid: Delivery<InvoicePaid>| {
-        let invoice = paid.payload.data.object;
-        println!("{} has paid {}", invoice.customer, invoice.amount_paid);
-        Ok(())
-    });
-    let (stripe, of_stripe) = Webhooks::new(Secret::from_env("STRIPE_SECRET")?)
-        .sender(Sender::stripe())
-        .inbox(inbox.clone())
-        .start(events)?;
+        .lane_by(|push| Some(push.decode::<Push>().ok()?.repository.full_name)); // its pushes in order
+    let github = routes.add(github, EventRouter::new().on_named("push", pushed))?;
+    let stripe = Webhooks::new(Secret::from_env("STRIPE_SECRET")?).sender(Sender::stripe());
+    let stripe = routes.add(stripe, EventRouter::new().on_named("invoice.paid", paid))?;
+    let running = routes.start()?;
 
     let console = Console::new().inbox(inbox).hosts(["localhost"]).router();
-    let operators = bind(args.console).await?;
+    let operators = TcpListener::bind(args.console).await?;
     eprintln!("console on http://{}/", operators.local_addr()?);
     tokio::spawn(axum::serve(operators, console).into_future());
 
@@ -133,22 +82,9 @@ async fn main() -> anyhow::Result<()> {
         .route_service("/webhooks", chats)
         .route_service("/github", github)
         .route_service("/stripe", stripe);
-    let listener = bind(args.listen).await?;
-    let url = format!("http://{}/webhooks", listener.local_addr()?);
-    eprintln!("listening on {url}, and on /github and /stripe");
-    axum::serve(listener, app)
-        .with_graceful_shutdown(tower_webhook::shutdown())
-        .await?;
-    let limit = Duration::from_secs(30);
-    tokio::try_join!(
-        of_chats.drain(limit),
-        of_github.drain(limit),
-        of_stripe.drain(limit)
-    )?;
-    Ok(())
-}
-
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = TcpListener::bind(address).await;
-    listener.with_context(|| format!("cannot listen on {address}"))
+    let listener = TcpListener::bind(args.listen).await?;
+    eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
+    let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
+    let serving = running.serve(tower_webhook::shutdown(), Duration::from_secs(30), server);
+    Ok(serving.await?)
 }

@@ -6,6 +6,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::route::{EventType, InvalidRouteName, RouteName};
+
 /// The error of a setter or constructor whose value would break one of the
 /// [guarantees](crate::docs::guarantees).
 ///
@@ -83,16 +85,35 @@ pub enum ConfigError {
         /// The lease; the wait must be shorter.
         lease: Duration,
     },
+    /// The text cannot be the name of a route.
+    RouteName(InvalidRouteName),
     /// The name cannot be the name of a schema in PostgreSQL.
     SchemaName(String),
-    /// A setting was set on [`Webhooks`](crate::Webhooks), and differently on a piece that was passed to it.
-    SetTwice {
+    /// A setting that concerns all routes of an [`Inbox`](crate::inbox::Inbox) was not set with the first one, or was set
+    /// again.
+    NotFirst {
         /// The name of the setter.
         setting: &'static str,
-        /// The type of the piece, such as `Inbox`.
-        piece: &'static str,
-        /// The values on `Webhooks` and on the piece. `None` if they cannot be shown, as for an observer.
-        values: Option<[String; 2]>,
+        /// The route with which it was set.
+        route: RouteName,
+    },
+    /// Two routes of one inbox have one name, so that nobody could tell their events apart.
+    RouteTwice {
+        /// The name.
+        name: RouteName,
+        /// Their senders.
+        senders: [String; 2],
+    },
+    /// There is no route to start.
+    NoRoutes,
+    /// A setting of a worker names an event type of a route that it does not handle.
+    NotHandled {
+        /// The name of the setter.
+        setting: &'static str,
+        /// The event type.
+        of: EventType,
+        /// The routes that the worker handles.
+        routes: Vec<RouteName>,
     },
     /// A limit is zero, so nothing could pass it.
     Zero(
@@ -125,13 +146,23 @@ errors! {
             {retry_every:?}, and the first retry after a crash would find the key claimed; choose a shorter lease";
         Self::WaitTooLong { wait, lease } => "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: \
             choose a shorter wait, or set a longer lease first";
+        Self::RouteName(error) => "{error}";
         Self::SchemaName(name) => "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
             begin with `pg_`", name.escape_debug();
-        Self::SetTwice { setting, piece, values: Some([builder, other]) } => "`{setting}` is {builder} on `Webhooks` \
-            and {other} on `{piece}`: set it on one of them";
-        Self::SetTwice { setting, piece, values: None } => "`{setting}` is set on `Webhooks` and on `{piece}`: set it \
-            on one of them";
+        Self::NotFirst { setting, route } => "`{setting}` concerns all routes of an inbox, and was set with the route \
+            `{route}`, after another route was added or the inbox had one: set it once, with the first route";
+        Self::RouteTwice { name, senders: [one, other] } => "two routes of this inbox are named `{name}`, of the senders \
+            `{one}` and `{other}`: give one of them another name with `Webhooks::name`";
+        Self::NoRoutes => "there is no route: add one before `start`";
+        Self::NotHandled { setting, of, routes } => "`{setting}` names the event type `{of}` of the route `{}`, and the \
+            worker handles {routes:?}: write the type as `route/type`, such as `github/push`", of.route;
         Self::Zero(limit) => "`{limit}` must be more than zero";
+    }
+}
+
+impl From<InvalidRouteName> for ConfigError {
+    fn from(error: InvalidRouteName) -> Self {
+        Self::RouteName(error)
     }
 }
 

@@ -14,6 +14,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
 use crate::event::{Event, EventKind, repair};
+use crate::route::RouteName;
 
 /// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
 /// ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)).
@@ -88,12 +89,13 @@ pub(crate) const SPOOLED: HeaderName = HeaderName::from_static("tower-webhook-sp
 pub struct RawDelivery {
     content: Arc<Content>,
     attempt: Option<NonZeroU32>,
-    /// The namespace of the layer or worker that makes the attempt, and reports it.
-    namespace: Option<Arc<str>>,
+    /// Whether a layer or a worker makes the attempt, and reports it.
+    is_reported: bool,
 }
 
 #[derive(Clone)]
 struct Content {
+    route: RouteName,
     kind: EventKind,
     key: Option<IdempotencyKey>,
     body: Bytes,
@@ -150,6 +152,7 @@ impl RawDelivery {
 
     pub(crate) fn received(kind: EventKind, key: Option<IdempotencyKey>, body: Bytes) -> Self {
         let content = Content {
+            route: RouteName::default(),
             kind,
             key,
             body,
@@ -159,7 +162,7 @@ impl RawDelivery {
         Self {
             content: Arc::new(content),
             attempt: None,
-            namespace: None,
+            is_reported: false,
         }
     }
 
@@ -177,19 +180,30 @@ impl RawDelivery {
         self
     }
 
-    /// Notes that a layer or a worker of this namespace makes the attempt, and its number if it is known.
-    pub(crate) fn begin_attempt(&mut self, namespace: &Arc<str>, number: Option<NonZeroU32>) {
-        self.namespace = Some(Arc::clone(namespace));
+    /// Notes that a layer or a worker makes the attempt, and its number if it is known.
+    pub(crate) fn begin_attempt(&mut self, number: Option<NonZeroU32>) {
+        self.is_reported = true;
         self.attempt = number.or(self.attempt);
     }
 
-    /// The namespace of the layer or worker that makes the attempt, if one does. It reports the attempt to an observer.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "only transactional handlers ask")
-    )]
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        self.namespace.as_deref()
+    /// Whether a layer or a worker makes the attempt, and reports it to an observer.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_reported(&self) -> bool {
+        self.is_reported
+    }
+
+    /// Sets the name of the route.
+    #[must_use]
+    pub fn with_route(mut self, route: RouteName) -> Self {
+        Arc::make_mut(&mut self.content).route = route;
+        self
+    }
+
+    /// Returns the name of the route at which it arrived: that of its sender, unless
+    /// [another](crate::Webhooks::name) was set.
+    #[must_use]
+    pub fn route(&self) -> &RouteName {
+        &self.content.route
     }
 
     /// Returns the value of the event header. It is not signed.

@@ -62,10 +62,10 @@
 //!     let (webhooks, running) = Webhooks::new(secret).start(events)?; // keys are kept in memory
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
-//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
-//!         .with_graceful_shutdown(tower_webhook::shutdown()) // SIGTERM or Ctrl-C
-//!         .await?;
-//!     running.drain(Duration::from_secs(30)).await?; // ends what is in progress
+//!     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+//!     let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
+//!     let limit = Duration::from_secs(30); // for what is in progress at SIGTERM or Ctrl-C
+//!     running.serve(tower_webhook::shutdown(), limit, server).await?;
 //!     Ok(())
 //! }
 //! ```
@@ -148,7 +148,7 @@
 //!
 //! A client that disconnects does not cancel the handler of its delivery, except for a `transactional`
 //! handler without an [`IdempotencyLayer`] around it. Servers wait neither for such detached runs nor for the worker
-//! of an inbox: after a graceful shutdown, [`Running::drain`] waits for them.
+//! of an inbox: [`Running::serve`] stops the server and waits for both, in the order that is safe.
 //!
 //! # Logs
 //!
@@ -244,6 +244,7 @@ mod handler;
 mod lock;
 mod outcome;
 mod private;
+mod route;
 mod router;
 mod sender;
 mod task;
@@ -289,6 +290,7 @@ pub use self::execution::{DrainTimeout, Runs};
 pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::IdempotencyLayer;
 pub use self::outcome::Outcome;
+pub use self::route::{EventType, InvalidRouteName, RouteName, UnknownType};
 pub use self::router::{EventRouter, RouterFuture};
 pub use self::sender::Sender;
 #[cfg(feature = "public-keys")]
@@ -297,7 +299,9 @@ pub use self::signature::{Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
 #[cfg(feature = "signal")]
 pub use self::webhook::shutdown;
-pub use self::webhook::{Receiver, ReceiverFuture, Running, WebhookLayer, Webhooks};
+pub use self::webhook::{
+    Receiver, ReceiverFuture, Routes, Running, ServeError, Stop, WebhookLayer, Webhooks,
+};
 
 // The README's program needs these features.
 #[cfg(all(doctest, feature = "signal", feature = "sqlite"))]

@@ -79,12 +79,12 @@ pub enum Outcome {
     /// attempt installs it, and it calls the hook that was there before.
     Panicked(Arc<dyn Error + Send + Sync>),
     /// The handler exceeded its
-    /// [`handler_timeout`](crate::IdempotencyLayer::handler_timeout) and was dropped.
+    /// [`handler_timeout`](crate::Webhooks::handler_timeout) and was dropped.
     TimedOut {
         /// The time limit.
         limit: Duration,
     },
-    /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key, or on the event in an inbox, was lost while
+    /// The [`lease`](crate::Webhooks::lease) on the event's key, or on the event in an inbox, was lost while
     /// the handler ran, and the handler was dropped, or its transaction rolled back.
     LeaseLost,
     /// The process died or the lease expired in each of the last attempts, so a worker of an inbox makes no other one.
@@ -95,7 +95,7 @@ pub enum Outcome {
     /// A worker of an inbox was stopped, and the handler was dropped. The attempt does not count.
     Interrupted,
     /// Another attempt holds the event's key, and did not end within
-    /// [`in_flight_wait`](crate::IdempotencyLayer::in_flight_wait).
+    /// [`in_flight_wait`](crate::Webhooks::in_flight_wait).
     InFlight {
         /// The rest of that attempt's lease, unless it is renewed.
         remaining: Duration,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use futures_util::FutureExt;
+use serde::de::DeserializeOwned;
 use tower_service::Service;
 
 use crate::delivery::{DecodeError, Delivery, RawDelivery};
@@ -16,6 +17,7 @@ use crate::error::CatchPanic;
 use crate::event::{Event, EventKind};
 use crate::handler::{Handler, HandlerResult};
 use crate::outcome::Outcome;
+use crate::route::RouteName;
 use crate::throttle::Throttle;
 
 /// How often a kind without a handler is logged, in seconds.
@@ -57,6 +59,7 @@ pub struct EventRouter {
 
 #[derive(Clone, Default)]
 struct Routes {
+    routers: BTreeMap<RouteName, EventRouter>,
     handlers: BTreeMap<EventKind, Route>,
     fallback: Option<Route>,
     undecodable: Option<OnUndecodable>,
@@ -112,6 +115,83 @@ impl EventRouter {
                 E::KIND,
                 type_name::<E>()
             );
+        }
+        self
+    }
+
+    /// Handles the events of a kind by its name, and decodes their bodies into the type of the closure's first argument. The
+    /// second one is the delivery with its key and headers.
+    ///
+    /// ```
+    /// use serde::Deserialize;
+    /// use tower_webhook::EventRouter;
+    ///
+    /// /// GitHub's event `push`, with the fields that are needed here.
+    /// #[derive(Deserialize)]
+    /// struct Push {
+    ///     r#ref: String,
+    /// }
+    ///
+    /// let router = EventRouter::new().on_named("push", async |push: Push, _| {
+    ///     println!("{} was pushed", push.r#ref);
+    ///     Ok(())
+    /// });
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the name is not that of an event, or the kind already has a handler.
+    #[track_caller]
+    pub fn on_named<P, F, Fut>(mut self, kind: &str, handler: F) -> Self
+    where
+        P: DeserializeOwned + Send + 'static,
+        F: Fn(P, RawDelivery) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let Ok(kind) = kind.parse::<EventKind>() else {
+            panic!(
+                "{kind:?} cannot be the name of an event: use 1 to 128 visible ASCII characters"
+            );
+        };
+        let handler = Arc::new(handler);
+        let route: Route = Arc::new(move |delivery, undecodable| {
+            let handler = Arc::clone(&handler);
+            Box::pin(async move {
+                match delivery.decode() {
+                    Ok(payload) => handler(payload, delivery).await.into(),
+                    Err(error) => give_up(undecodable, delivery, error).await,
+                }
+            })
+        });
+        let handlers = &mut Arc::make_mut(&mut self.shared).handlers;
+        if handlers.insert(kind.clone(), route).is_some() {
+            panic!("there are two handlers for `{kind}`");
+        }
+        self
+    }
+
+    /// Leaves the deliveries of a route to another router, if one router serves several routes.
+    ///
+    /// ```
+    /// # use tower_webhook::{EventRouter, RawDelivery, Sender};
+    /// let github = EventRouter::new().on_named("ping", async |_: serde_json::Value, _| Ok(()));
+    /// let router = EventRouter::new()
+    ///     .at("github".parse()?, github)
+    ///     .fallback(async |delivery: RawDelivery| {
+    ///         println!("{} of {}", delivery.kind(), delivery.route());
+    ///         Ok(())
+    ///     });
+    /// # Ok::<(), tower_webhook::InvalidRouteName>(())
+    /// ```
+    ///
+    /// # Panics
+    ///
+    /// When the route already has a router.
+    #[track_caller]
+    pub fn at(mut self, route: RouteName, router: EventRouter) -> Self {
+        let routers = &mut Arc::make_mut(&mut self.shared).routers;
+        if routers.insert(route.clone(), router).is_some() {
+            panic!("there are two routers for the route `{route}`");
         }
         self
     }
@@ -203,11 +283,19 @@ impl EventRouter {
     /// The kinds that a handler takes: all with a fallback.
     pub(crate) fn handled(&self) -> Option<BTreeSet<EventKind>> {
         let Routes {
-            handlers, fallback, ..
+            routers,
+            handlers,
+            fallback,
+            ..
         } = &*self.shared;
-        fallback
-            .is_none()
-            .then(|| handlers.keys().cloned().collect())
+        if fallback.is_some() {
+            return None;
+        }
+        let mut kinds: BTreeSet<_> = handlers.keys().cloned().collect();
+        for router in routers.values() {
+            kinds.append(&mut router.handled()?);
+        }
+        Some(kinds)
     }
 
     fn route(&self, delivery: RawDelivery) -> RouterFuture {
@@ -218,6 +306,9 @@ impl EventRouter {
 
     fn run(&self, delivery: RawDelivery) -> BoxFuture<Outcome> {
         let shared = &self.shared;
+        if let Some(router) = shared.routers.get(delivery.route()) {
+            return router.run(delivery);
+        }
         let route = shared.handlers.get(delivery.kind());
         match route.or(shared.fallback.as_ref()) {
             Some(route) => route(delivery, shared.undecodable.clone()),
@@ -225,6 +316,7 @@ impl EventRouter {
             None => {
                 if let Some(left_out) = shared.ignored.admit(delivery.kind().as_str()) {
                     tracing::info!(
+                        route = %delivery.route(),
                         kind = %delivery.kind(),
                         left_out = (left_out > 0).then_some(left_out),
                         "this kind of event has no handler: the event is ignored"

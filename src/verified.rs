@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -70,13 +69,12 @@ impl Verified {
     /// Notes that a layer makes the attempt, its number if it is known, and whether the layer holds a claim.
     pub(crate) fn begin_attempt(
         request: &mut Request<Self>,
-        namespace: &Arc<str>,
         number: Option<NonZeroU32>,
         claimed: bool,
     ) {
         let this = request.body_mut();
         this.claimed = claimed;
-        this.raw.begin_attempt(namespace, number);
+        this.raw.begin_attempt(number);
         share(request);
     }
 

@@ -17,8 +17,8 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
-    Delivery, EventKind, EventRouter, HandlerResult, IdempotencyKey, IdempotencyLayer, Outcome,
-    RawDelivery, SignatureLayer,
+    Delivery, EventKind, EventRouter, HandlerResult, IdempotencyKey, Outcome, RawDelivery,
+    SignatureLayer, Webhooks,
 };
 
 use support::database::{connect, count};
@@ -300,7 +300,8 @@ async fn delivery_without_a_key_has_a_transaction() {
     send(&service, delivery(BODY)).await.assert_ok();
     database.assert(2, 0).await;
 
-    let requiring = SignatureLayer::new(secret()).require_key();
+    let requiring = Webhooks::new(secret()).require_key();
+    let requiring = requiring.into_signature_layer().unwrap();
     let events = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
     let refused = send(&requiring.layer(events), delivery(BODY)).await;
     refused.assert_problem(400, "missing-key");
@@ -456,8 +457,9 @@ async fn works_behind_an_idempotency_layer() {
     let notes = Notes::default();
     let transactions = Transactions::new(store.clone()).observer(notes.clone());
     let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
-    let idempotency = IdempotencyLayer::new(store).observer(notes.clone());
-    let layered = SignatureLayer::new(secret()).layer(idempotency.layer(events));
+    let layered = Webhooks::new(secret()).store(store).observer(notes.clone());
+    let (layered, _) = layered.into_layer().unwrap();
+    let layered = layered.layer(events);
     let alone = service(&database.transactions(), &crm);
 
     let failed = send(&layered, event("a")).await;
@@ -486,15 +488,15 @@ async fn works_behind_an_idempotency_layer() {
 }
 
 #[tokio::test]
-async fn namespaces_separate_keys_and_kinds_do_not() {
+async fn routes_separate_keys_and_kinds_do_not() {
     let database = AppServer::start().await;
     let crm = TransactionalCrm::default();
-    let (one, other) = (
-        database.transactions(),
-        database.transactions().namespace("other"),
-    );
+    let one = database.transactions();
     send(&service(&one, &crm), event("a")).await.assert_ok();
-    send(&service(&other, &crm), event("a")).await.assert_ok();
+    let other = Webhooks::new(secret()).name("other".parse().unwrap());
+    let other = other.into_signature_layer().unwrap();
+    let events = EventRouter::new().on::<ChatRated>(one.handler(crm.clone()));
+    send(&other.layer(events), event("a")).await.assert_ok();
     database.assert(2, 2).await;
 
     let events = EventRouter::new().on::<ChatClosed>(

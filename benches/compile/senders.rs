@@ -303,7 +303,11 @@ async fn main() -> anyhow::Result<()> {
         Err(VarError::NotPresent) => SqliteQueue::open("webhooks.db")?.into(),
         Err(error) => return Err(error).context("DATABASE_URL"),
     };
-    let inbox = inbox.keep_bodies(2 * DAY);
+    let inbox = inbox.keep_bodies(2 * DAY).worker(|worker| {
+        worker
+            .retry(Retry::default().give_up_after(3 * DAY))
+            .on_failure_of(EventKind::MESSAGE_CREATED, OnFailure::Skip)
+    });
     let (desk, mut lines) = mpsc::channel(100);
     let desk = Desk(desk);
     tokio::spawn(async move {
@@ -312,40 +316,32 @@ async fn main() -> anyhow::Result<()> {
         }
     });
 
-    let (to_chats, of_chats) = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?)
-        .inbox(inbox.clone())
-        .worker(|worker| worker.on_failure_of(EventKind::MESSAGE_CREATED, OnFailure::Skip))
-        .start(chats())?;
-    let (to_github, of_github) = Webhooks::new(Secret::from_env("GITHUB_SECRET")?)
+    let mut routes = inbox.routes();
+    let to_chats = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?);
+    let to_chats = routes.add(to_chats, chats())?;
+    let to_github = Webhooks::new(Secret::from_env("GITHUB_SECRET")?)
         .sender(Sender::github())
-        .inbox(inbox.clone().chat_by(repository))
-        .start(github(desk.clone()))?;
-    let (to_stripe, of_stripe) = Webhooks::new(Secret::from_env("STRIPE_SECRET")?)
-        .sender(Sender::stripe())
-        .inbox(inbox.clone())
-        .worker(|worker| worker.retry(Retry::default().give_up_after(3 * DAY)))
-        .start(stripe(desk))?;
+        .lane_by(repository);
+    let to_github = routes.add(to_github, github(desk.clone()))?;
+    let to_stripe = Webhooks::new(Secret::from_env("STRIPE_SECRET")?).sender(Sender::stripe());
+    let to_stripe = routes.add(to_stripe, stripe(desk))?;
     let orders = shopify();
-    let (to_shopify, of_shopify) = Webhooks::new(Secret::from_env("SHOPIFY_SECRET")?)
+    let to_shopify = Webhooks::new(Secret::from_env("SHOPIFY_SECRET")?)
         .sender(Sender::shopify())
-        .inbox(inbox)
-        .keep_handled(&orders)
-        .start(orders)?;
+        .keep_handled(&orders);
+    let to_shopify = routes.add(to_shopify, orders)?;
+    let running = routes.start()?;
 
     let app = Router::new()
         .route_service("/webhooks", to_chats)
         .route_service("/github", to_github)
         .route_service("/stripe", to_stripe)
         .route_service("/shopify", to_shopify);
-    axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
-        .with_graceful_shutdown(tower_webhook::shutdown())
-        .await?;
+    let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
     let limit = Duration::from_secs(30);
-    tokio::try_join!(
-        of_chats.drain(limit),
-        of_github.drain(limit),
-        of_stripe.drain(limit),
-        of_shopify.drain(limit)
-    )?;
+    running
+        .serve(tower_webhook::shutdown(), limit, server)
+        .await?;
     Ok(())
 }

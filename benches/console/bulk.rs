@@ -100,7 +100,7 @@ async fn die(queue: &Queue, count: u64) -> Result<Vec<EventId>> {
     while (dead.len() as u64) < count {
         let some = (0..AT_ONCE).filter_map(|_| events.next_of(count));
         try_join_all(some.map(|event| queue.accept.accept(event, None))).await?;
-        let claimed = queue.claim.claim(&take(), AT_ONCE, 0).await?;
+        let claimed = queue.claim.claim(&[take().into()], AT_ONCE, 0).await?;
         let bury = Settlement::Dead {
             failure: Failure::new("failed", "the CRM answered 502 Bad Gateway")
                 .took(Duration::from_millis(1200)),

@@ -149,7 +149,7 @@ async fn wait_and_fail(queue: &Queue, count: u64) -> Result<Unsettled> {
     while left > 0 {
         let claimed = queue
             .claim
-            .claim(&take(), left.min(100) as usize, 0)
+            .claim(&[take().into()], left.min(100) as usize, 0)
             .await?;
         for event in claimed.events {
             let settlement = match left % 2 {

@@ -20,6 +20,7 @@ use crate::contest::Effort;
 use crate::events::{Events, quantile, take};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Spread, Table, Verdicts};
+use support::inbox::Works;
 
 const CALLERS: u64 = 64;
 
@@ -113,7 +114,7 @@ async fn probe(queue: &Queue, events: &Events, samples: u64) -> Result<(f64, f64
         accepts.push(began.elapsed().as_secs_f64() * 1e6);
 
         let began = Instant::now();
-        let mut claimed = queue.claim.claim(&take(), 1, 1).await?;
+        let mut claimed = queue.claim.claim(&[take().into()], 1, 1).await?;
         claims.push(began.elapsed().as_secs_f64() * 1e6);
         let event = claimed.events.pop().context("an event waits")?;
         let settling = queue
@@ -151,7 +152,7 @@ async fn drain(queue: &Queue, concurrency: usize, waiting: u64) -> Result<(Vec<f
     };
     let began = Instant::now();
     let worker = Inbox::new(queue.clone())
-        .worker(handler)
+        .work(handler)
         .concurrency(concurrency)
         .spawn();
     ended.notified().await;

@@ -84,7 +84,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 async fn handle(queue: &Queue, count: u64) -> Result<()> {
     let mut handled = 0;
     while handled < count {
-        let events = queue.claim.claim(&take(), 64, 1).await?.events;
+        let events = queue.claim.claim(&[take().into()], 64, 1).await?.events;
         let settle = |lease| queue.settle.settle(lease, &Settlement::Handled, None);
         let settling = events.iter().map(|event| settle(&event.lease));
         handled += try_join_all(settling).await?.len() as u64;

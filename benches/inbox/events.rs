@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::HeaderValue;
 use tower_webhook::event::{EventKind, sample};
-use tower_webhook::inbox::internal::{Kinds, Lane, Namespace, NewEvent, Take};
+use tower_webhook::inbox::internal::{Kinds, Lane, NewEvent, Take};
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery, Secret};
 
@@ -51,7 +51,6 @@ impl Events {
         let chat = format!("c-{:027}", number % self.chats);
         let value = HeaderValue::from_str(&key).ok();
         NewEvent {
-            namespace: Namespace::default(),
             key: Some(EventKey::new("webhook", key.as_bytes(), body.as_bytes())),
             guard: None,
             lane: Some(Lane::of_chat(&chat)),

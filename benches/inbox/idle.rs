@@ -24,6 +24,7 @@ use crate::load::Deliveries;
 use crate::report::Target::AtMost;
 use crate::report::{Spread, Table, Verdicts};
 use crate::sqlite::CHATS;
+use support::inbox::Works;
 
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -43,7 +44,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let app = Router::new().route_service("/webhooks", webhooks);
     let (worker, port) = runtime.block_on(async {
         let worker = inbox
-            .worker(service_fn(move |delivery| handler(delivery)))
+            .work(service_fn(move |delivery| handler(delivery)))
             .spawn();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let port = listener.local_addr()?.port();

@@ -26,6 +26,7 @@ use crate::postgres::{connect, queue};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Spread, Table, Verdicts};
 use crate::sqlite::CHATS;
+use support::inbox::Works;
 use support::postgres::PostgresServer;
 
 /// Events per second.
@@ -148,7 +149,7 @@ async fn measure(
             std::future::ready(Ok::<_, Infallible>(Outcome::Handled))
         })
     };
-    let worker = inbox.worker(handler).concurrency(concurrency).spawn();
+    let worker = inbox.work(handler).concurrency(concurrency).spawn();
     let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
     let deliveries = Arc::new(Deliveries::of_chats(CHATS));
 
@@ -250,7 +251,7 @@ async fn open(
         ticks += 1;
         if ticks % 10 == 0 {
             let asked = Instant::now();
-            let claimed = queue.claim.claim(&take(), 1, 0).await?;
+            let claimed = queue.claim.claim(&[take().into()], 1, 0).await?;
             claims.push(asked.elapsed().as_secs_f64() * 1e3);
             for event in claimed.events {
                 seen.handle(&event.delivery);

@@ -17,16 +17,17 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 use tower::{Layer, service_fn};
-use tower_webhook::inbox::{Inbox, Queue, WorkerHandle};
+use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::spool::{Spool, Spooled};
 use tower_webhook::sqlite::SqliteQueue;
-use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
+use tower_webhook::{Outcome, RawDelivery, Running, SignatureLayer};
 
 use crate::events::secret;
 use crate::machine::Cores;
 use crate::postgres::queue;
+use support::inbox::Works;
 
 /// Prints a free port and serves on it until standard input is closed.
 pub(crate) fn serve(what: &str, cores: &Cores) -> Result<()> {
@@ -60,7 +61,7 @@ fn runtime(cores: &Cores) -> Result<Runtime> {
 }
 
 /// `bare`, `accept:QUEUE`, or `handle:CONCURRENCY:QUEUE`.
-async fn receiver(what: &str) -> Result<(Router, Option<WorkerHandle>)> {
+async fn receiver(what: &str) -> Result<(Router, Option<Running>)> {
     let (kind, rest) = what.split_once(':').unwrap_or((what, ""));
     let (concurrency, queue) = match kind {
         "bare" => return Ok((bare(), None)),
@@ -93,7 +94,7 @@ fn bare() -> Router {
 }
 
 /// A receiver with an inbox, and with a handler that does nothing if there is a concurrency.
-fn inbox(queue: impl Into<Queue>, concurrency: Option<usize>) -> (Router, Option<WorkerHandle>) {
+fn inbox(queue: impl Into<Queue>, concurrency: Option<usize>) -> (Router, Option<Running>) {
     let handled = Arc::new(AtomicU64::new(0));
     let inbox = Inbox::new(queue).backlog_limit(u64::MAX);
     let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
@@ -104,7 +105,7 @@ fn inbox(queue: impl Into<Queue>, concurrency: Option<usize>) -> (Router, Option
             handled.fetch_add(1, Ordering::Relaxed);
             ready(Ok::<_, std::convert::Infallible>(Outcome::Handled))
         });
-        inbox.worker(nothing).concurrency(concurrency).spawn()
+        inbox.work(nothing).concurrency(concurrency).spawn()
     });
     let settled = async move || {
         loop {

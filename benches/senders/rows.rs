@@ -12,8 +12,9 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::{
-    IdempotencyKey, PublicKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
+    IdempotencyKey, PublicKey, RawDelivery, Secret, Secrets, Sender, Verified, Webhooks,
 };
 use webhook_verify::Encoding::{Base64, Hex};
 use webhook_verify::Provider;
@@ -253,8 +254,12 @@ fn layer(sender: Sender, secrets: Secrets) -> Verify {
         black_box(verified);
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });
-    let layer = SignatureLayer::new(secrets).sender(sender);
-    let service = layer.expect("a secret of the sender").layer(nothing);
+    let layers = Webhooks::new(secrets)
+        .sender(sender)
+        .store(MokaStore::new())
+        .into_layers();
+    let (signature, _) = layers.expect("a secret of the sender");
+    let service = signature.layer(nothing);
     peers::awaited(move |request| {
         let service = service.clone();
         async move {

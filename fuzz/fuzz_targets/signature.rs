@@ -12,10 +12,11 @@ use http_body_util::{BodyExt, Full};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use oracle::{hmac, parse_signature, to_hex};
 use tower::{Layer, ServiceExt, service_fn};
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
 use tower_webhook::{
     EventKind, IdempotencyKey, RawDelivery, ResponseBody, Secret, Secrets, Sender, SignatureLayer,
-    Verified,
+    Verified, Webhooks,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -237,8 +238,7 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
             request.headers_mut().append(name, value);
         }
     }
-    let layer = SignatureLayer::new(verifying).sender(sender);
-    answer(layer.expect("a secret of every form"), request)
+    answer(layer_of(verifying, sender), request)
 }
 
 fn meta() -> Sender {
@@ -252,8 +252,7 @@ fn asked(query: &str) {
         return;
     };
     let secret = Secret::new("secret").expect("it is not empty");
-    let layer = SignatureLayer::new(secret).sender(meta());
-    let response = respond(layer.expect("a secret of every form"), request);
+    let response = respond(layer_of(secret, meta()), request);
     if response.status() == StatusCode::OK {
         let body = response.into_body().collect().now_or_never();
         let body = body.expect("the body is there").expect("it is whole");
@@ -273,6 +272,14 @@ fn through_the_layer(secrets: Secrets, body: &[u8], values: Vec<HeaderValue>) ->
         request.headers_mut().append("x-service-hmac-sha256", value);
     }
     answer(SignatureLayer::new(secrets), request)
+}
+
+fn layer_of(secrets: impl Into<Secrets>, sender: Sender) -> SignatureLayer {
+    let layers = Webhooks::new(secrets)
+        .sender(sender)
+        .store(MokaStore::new())
+        .into_layers();
+    layers.expect("a secret of every form").0
 }
 
 fn answer(layer: SignatureLayer, request: Request<Full<Bytes>>) -> StatusCode {

@@ -1,7 +1,5 @@
 //! The settings of an attempt: what callers set, what follows from it, and whether it keeps the promises.
 
-use std::fmt::Debug;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::ConfigError;
@@ -10,7 +8,6 @@ use crate::event::SenderPolicy;
 /// The limits of attempts: of the idempotency layer's, of a worker's, and of transactional handlers'.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) namespace: Arc<str>,
     pub(crate) policy: SenderPolicy,
     pub(crate) retention: Duration,
     /// `None` for attempts that hold no lease.
@@ -25,7 +22,6 @@ pub(crate) struct Limits {
 /// What callers set. Everything else follows from the policy and the [`Defaults`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Given {
-    pub(crate) namespace: Option<String>,
     pub(crate) sender_policy: Option<SenderPolicy>,
     pub(crate) retention: Option<Duration>,
     pub(crate) lease: Option<Duration>,
@@ -58,7 +54,6 @@ impl Limits {
         let policy = given.sender_policy.unwrap_or_default();
         let cut = |given: Option<Duration>, default| given.unwrap_or(default).min(LONGEST);
         Self {
-            namespace: given.namespace.as_deref().unwrap_or_default().into(),
             policy,
             retention: given.retention.unwrap_or_else(|| policy.retention()),
             lease: defaults
@@ -87,28 +82,6 @@ impl Limits {
     pub(crate) fn change(&mut self, set: impl FnOnce(&mut Given)) -> Result<(), ConfigError> {
         self.set(set);
         self.check()
-    }
-
-    /// Adds what a builder was given, and refuses a setting that has another value here. `piece` returns the name
-    /// of the type on which a setting was set.
-    pub(crate) fn join(
-        &mut self,
-        builder: Given,
-        piece: fn(&'static str) -> &'static str,
-    ) -> Result<(), ConfigError> {
-        let mut joined = Ok(());
-        macro_rules! join {
-            ($($setting:ident)*) => {
-                self.set(|given| {$(
-                    let setting = stringify!($setting);
-                    if joined.is_ok() {
-                        joined = join_one(setting, builder.$setting, &mut given.$setting, piece);
-                    }
-                )*})
-            };
-        }
-        join!(namespace sender_policy retention lease in_flight_wait store_timeout handler_timeout);
-        joined.and_then(|()| self.check())
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -143,25 +116,5 @@ impl Limits {
             return Err(ConfigError::WaitTooLong { wait, lease });
         }
         Ok(())
-    }
-}
-
-fn join_one<T: Debug + PartialEq>(
-    setting: &'static str,
-    builder: Option<T>,
-    given: &mut Option<T>,
-    piece: fn(&'static str) -> &'static str,
-) -> Result<(), ConfigError> {
-    match (&builder, &*given) {
-        (Some(here), Some(there)) if here != there => Err(ConfigError::SetTwice {
-            setting,
-            piece: piece(setting),
-            values: Some([format!("{here:?}"), format!("{there:?}")]),
-        }),
-        (Some(_), _) => {
-            *given = builder;
-            Ok(())
-        }
-        (None, _) => Ok(()),
     }
 }

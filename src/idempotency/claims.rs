@@ -29,9 +29,7 @@ impl<St: Store> Claims<St> {
             key: None,
             body: None,
         };
-        let namespace = &leases.limits.namespace;
-        let Identity { key, guard } =
-            Identity::of(verified.delivery(), namespace, rules.replay_guard);
+        let Identity { key, guard } = Identity::of(verified.delivery(), rules.replay_guard);
         if let Some(id) = key {
             // The key first: a retry has the same one, and then costs no claim on the body.
             claims.key = claim(leases, rules, id, Claimant::Key).await?;
@@ -156,7 +154,7 @@ fn log_changed_body(of: Claimant, same: bool) {
     if of == Claimant::Key && !same {
         tracing::warn!(
             "the key was used before, with another body: the delivery counts as the same event; check whether another \
-             receiver uses this store, and give each a namespace"
+             receiver uses this store, and give each a name with `Webhooks::name`"
         );
     }
 }

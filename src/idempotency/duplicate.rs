@@ -19,10 +19,10 @@ use crate::store::{EventKey, KeyState, Store};
 #[non_exhaustive]
 pub enum Refusal {
     /// The key was used with another body, and
-    /// [`reject_changed_bodies`](super::IdempotencyLayer::reject_changed_bodies) was called.
+    /// [`reject_changed_bodies`](crate::Webhooks::reject_changed_bodies) was called.
     BodyChanged,
     /// The body was used with another key, and
-    /// [`replay_guard`](super::IdempotencyLayer::replay_guard) was called.
+    /// [`replay_guard`](crate::Webhooks::replay_guard) was called.
     BodyReplayed,
 }
 
@@ -107,8 +107,8 @@ impl OtherRun {
         // A key that became free was not this delivery's own claim.
         if self.is_inside_another && !remaining.is_zero() {
             return Ok(Outcome::failed(
-                "an `IdempotencyLayer` around this one claimed the same delivery: if both use one store and \
-                 namespace, this one waits for itself, so remove one of the two",
+                "an `IdempotencyLayer` around this one claimed the same delivery: if both use one \
+                 store, this one waits for itself, so remove one of the two",
             ));
         }
         // A store whose leases end with the process claims for much longer than a run takes.

@@ -19,8 +19,6 @@
 //! # Example
 //!
 //! ```
-//! use std::time::Duration;
-//!
 //! use tower::ServiceBuilder;
 //! use tower_webhook::event::ChatRated;
 //! use tower_webhook::memory::MokaStore;
@@ -29,7 +27,7 @@
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {
 //! let service = ServiceBuilder::new()
 //!     .layer(SignatureLayer::new(Secret::new("8c1f…")?))
-//!     .layer(IdempotencyLayer::new(MokaStore::new()).in_flight_wait(Duration::from_secs(2))?)
+//!     .layer(IdempotencyLayer::new(MokaStore::new()))
 //!     .service(EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(())));
 //! # Ok(())
 //! # }

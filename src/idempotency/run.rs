@@ -73,8 +73,7 @@ where
         Span::current().record("attempt", number.get());
     }
     let (number, are_held) = (claims.attempt(), claims.are_held());
-    let namespace = &leases.limits.namespace;
-    Verified::begin_attempt(&mut request, namespace, number, are_held);
+    Verified::begin_attempt(&mut request, number, are_held);
 
     let delivery = request.body().delivery();
     let watch = AttemptWatch::new(&leases.observers, delivery, None);

@@ -19,10 +19,11 @@ use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::event::{Lane, Namespace, NewEvent};
-use super::handle::{Inbox, Settings};
+use super::event::{Lane, NewEvent};
+use super::handle::Inbox;
 use super::headers;
 use super::queue::Accepted;
+use super::route::Route;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::RawDelivery;
@@ -40,6 +41,7 @@ use crate::verified::Verified;
 #[derive(Clone, Debug)]
 pub struct Accept {
     inbox: Inbox,
+    route: Arc<Route>,
     counting: Arc<Counting>,
 }
 
@@ -57,19 +59,24 @@ impl Counting {
         }
         self.task.get_or_init(|| {
             let (inbox, kept) = (inbox.clone(), self.kept.clone());
-            let count = async move { inbox.shared.keep_counts(&inbox.settings, &kept).await };
+            let count = async move { inbox.shared.keep_counts(&kept).await };
             AbortOnDrop(tokio::spawn(count).abort_handle())
         });
     }
 }
 
 impl Inbox {
-    /// Returns the service that accepts verified deliveries. It is the inner service of a
-    /// [`SignatureLayer`](crate::SignatureLayer).
+    /// Returns the service that accepts verified deliveries of the chat platform with the defaults. It is the inner service
+    /// of a [`SignatureLayer`](crate::SignatureLayer). [`Routes::accept_in_halves`](crate::Routes::accept_in_halves) returns
+    /// both with other settings.
     pub fn accept(&self) -> Accept {
-        self.note_namespace();
+        self.accept_at(Arc::default())
+    }
+
+    pub(crate) fn accept_at(&self, route: Arc<Route>) -> Accept {
+        self.shared.note_route(&route.name, true);
         let counting = Arc::new(Counting {
-            kept: self.settings.observers.kept(),
+            kept: self.shared.observers().kept(),
             task: OnceLock::new(),
         });
         // Otherwise it begins with the first delivery that is verified.
@@ -78,6 +85,7 @@ impl Inbox {
         }
         Accept {
             inbox: self.clone(),
+            route,
             counting,
         }
     }
@@ -97,7 +105,7 @@ impl Service<Request<Verified>> for Accept {
 
     fn call(&mut self, request: Request<Verified>) -> AcceptFuture {
         self.counting.start(&self.inbox);
-        let limits = &self.inbox.settings.limits;
+        let limits = &self.route.limits;
         let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
         let (answer, answered) = oneshot::channel();
         let headers = headers::kept(request.headers(), &self.inbox.settings.keep_headers);
@@ -106,7 +114,12 @@ impl Service<Request<Verified>> for Accept {
             delivery = delivery.with_headers(headers);
         }
         // Boxed, because a task is copied several times.
-        let accepting = Box::pin(accept(self.inbox.clone(), delivery, answer));
+        let accepting = Box::pin(accept(
+            self.inbox.clone(),
+            Arc::clone(&self.route),
+            delivery,
+            answer,
+        ));
         // A task, because an event that was taken must be handled even if the client disconnects.
         tokio::spawn(accepting.in_current_span());
         AcceptFuture {
@@ -201,15 +214,21 @@ display!(Refusal, |it| it.row().detail);
 impl Error for Refusal {}
 
 /// Stores a delivery, answers it, and handles the event if it was taken in the same step.
-async fn accept(inbox: Inbox, delivery: RawDelivery, answer: oneshot::Sender<Answered>) {
+async fn accept(
+    inbox: Inbox,
+    route: Arc<Route>,
+    delivery: RawDelivery,
+    answer: oneshot::Sender<Answered>,
+) {
     let Inbox { shared, settings } = &inbox;
-    if let Err(refusal) = shared.check_backlog(settings).await
-        && !inbox.has(delivery.key()).await
+    let limits = &route.limits;
+    if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
+        && !shared.has(&delivery, limits.store_timeout).await
     {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }
-    let event = new_event(delivery, settings);
+    let event = new_event(delivery, &route);
     let room = shared.workers.room_for(&event);
     let dead = event.dead.as_ref();
     let dead = dead.map(|failure| (event.delivery.kind().clone(), failure.reason.clone()));
@@ -219,16 +238,17 @@ async fn accept(inbox: Inbox, delivery: RawDelivery, answer: oneshot::Sender<Ans
         .accept
         .accept(event, room.as_ref().map(|room| &*room.take));
     // Longer than the client waits: what takes effect late is handled here, too.
-    let limit = settings.limits.lease();
-    let result = settings.call_within(limit, "accept", accepting).await;
-    let retry_after = settings.limits.policy.retry_every;
+    let accepting = shared.call_within(limits.lease(), "accept", accepting);
+    let result = accepting.await;
+    let retry_after = limits.policy.retry_every;
     let id = match &result {
         Ok(Accepted::New { id, .. }) => Some(id.0),
         Ok(Accepted::Spooled) => Some(0),
         _ => None,
     };
     if let (Some(event), Some((kind, reason))) = (id, &dead) {
-        settings.observers.observe(&Observation::AcceptedDead {
+        shared.observers().observe(&Observation::AcceptedDead {
+            route: &route.name,
             kind,
             event,
             reason,
@@ -237,7 +257,7 @@ async fn accept(inbox: Inbox, delivery: RawDelivery, answer: oneshot::Sender<Ans
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
         Ok(Accepted::Spooled) => (Ok(Outcome::Accepted), None),
-        Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, settings), None),
+        Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, &route), None),
         Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
         Ok(Accepted::BodyReplayed) => (
             Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed)),
@@ -255,9 +275,9 @@ async fn accept(inbox: Inbox, delivery: RawDelivery, answer: oneshot::Sender<Ans
     }
 }
 
-fn duplicate(same_body: bool, settings: &Settings) -> Answered {
+fn duplicate(same_body: bool, route: &Route) -> Answered {
     if !same_body {
-        if settings.reject_changed_bodies {
+        if route.reject_changed_bodies {
             return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
         }
         tracing::warn!(
@@ -268,23 +288,20 @@ fn duplicate(same_body: bool, settings: &Settings) -> Answered {
     Ok(Outcome::Replayed)
 }
 
-fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
-    let (chat, dead) = match settings.lane_of.chat(&delivery) {
+fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
+    let (chat, dead) = match route.lane_of.chat(&delivery) {
         Ok(chat) => (chat, None),
         Err(error) => (None, Some(Outcome::Undecodable(error).failure(None))),
     };
-    let limits = &settings.limits;
-    let Identity { key, guard } = Identity::of(&delivery, &limits.namespace, settings.replay_guard);
-    let namespace = Namespace::of(&limits.namespace);
+    let Identity { key, guard } = Identity::of(&delivery, route.replay_guard);
     NewEvent {
-        namespace,
         lane: chat
             .as_deref()
-            .map(|chat| Lane::of_chat(chat).within(namespace)),
+            .map(|chat| Lane::of_chat(chat).at(&route.name)),
         chat,
         key,
         guard,
-        retain: limits.retention,
+        retain: route.limits.retention,
         dead,
         delivery,
     }

@@ -4,7 +4,6 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use super::event::{EventId, EventState};
-use crate::event::EventKind;
 
 /// Who makes a change, and why. It is recorded with the change, for at most 90 days.
 ///
@@ -68,9 +67,9 @@ pub enum ActionKind {
     Redrive,
     /// Events were discarded.
     Discard,
-    /// A kind was paused, or everything.
+    /// An event type was paused, a route, or everything.
     Pause,
-    /// A kind was resumed, or everything.
+    /// It was resumed.
     Resume,
     /// A chat was forgotten.
     Forget,
@@ -128,7 +127,7 @@ pub struct Action {
     pub kind: ActionKind,
     /// The event that was changed, if it was one. `None` after its chat was forgotten.
     pub event: Option<EventId>,
-    /// The kind that was paused or resumed, empty for everything; the start of the SHA-256 of the id of the chat that was
+    /// The [scope](super::Scope) that was paused or resumed; the start of the SHA-256 of the id of the chat that was
     /// forgotten, in hexadecimal; what a bulk change [selects](Self::selection); or the number of a cancelled bulk change.
     pub about: Option<String>,
     /// The number of events that were changed, or of bodies that were deleted.
@@ -276,14 +275,12 @@ pub(crate) fn chat_digest(chat: &str) -> String {
     base16ct::lower::encode_string(&Sha256::digest(chat)[..8])
 }
 
-/// What a pause of a kind is about, and whether it begins or ends.
-pub(crate) fn paused(kind: Option<&EventKind>, note: Option<&str>) -> (String, ActionKind) {
-    let kind = kind.map(ToString::to_string);
-    let done = match note {
+/// Whether a pause begins or ends.
+pub(crate) fn paused(note: Option<&str>) -> ActionKind {
+    match note {
         Some(_) => ActionKind::Pause,
         None => ActionKind::Resume,
-    };
-    (kind.unwrap_or_default(), done)
+    }
 }
 
 /// For how long actions are kept.

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, timeout};
 
 use super::accept::Refusal;
-use super::handle::{Settings, Shared};
+use super::handle::Shared;
+use crate::execution::Limits;
 use crate::lock::lock;
 
 /// The last known size of the queue.
@@ -85,10 +86,10 @@ impl Shared {
     /// Refuses a delivery if the queue has reached its limit.
     pub(super) async fn check_backlog(
         self: &Arc<Self>,
-        settings: &Settings,
+        limit: u64,
+        of_route: &Limits,
     ) -> Result<(), Refusal> {
-        let limit = settings.backlog_limit;
-        let time = settings.limits.store_timeout;
+        let time = of_route.store_timeout;
         match self.backlog.is_due() {
             Due::No => {}
             Due::First => Asking(Arc::clone(self)).ask(limit, time).await,
@@ -100,7 +101,7 @@ impl Shared {
         }
         Err(Refusal::BacklogFull {
             limit,
-            retry_after: settings.limits.policy.retry_every,
+            retry_after: of_route.policy.retry_every,
         })
     }
 }

@@ -102,6 +102,7 @@ impl Selection {
         let filter = &self.filter;
         let text = Text {
             states: filter.states.iter().map(ToString::to_string).collect(),
+            routes: filter.routes.iter().map(ToString::to_string).collect(),
             kinds: filter.kinds.iter().map(ToString::to_string).collect(),
             chat: filter.chat.clone(),
             key: filter.key.as_ref().map(ToString::to_string),
@@ -137,11 +138,13 @@ impl Action {
     pub fn selection(&self) -> Option<Selection> {
         let text: Text = serde_json::from_str(self.about.as_deref()?).ok()?;
         let states: Result<_, _> = text.states.iter().map(|state| state.parse()).collect();
+        let routes: Result<_, _> = text.routes.iter().map(|route| route.parse()).collect();
         let kinds: Result<_, _> = text.kinds.iter().map(|kind| kind.parse()).collect();
         let key = |key: String| IdempotencyKey::new(HeaderValue::try_from(key).ok()?);
         Some(Selection {
             filter: Filter {
                 states: states.ok()?,
+                routes: routes.ok()?,
                 kinds: kinds.ok()?,
                 chat: text.chat,
                 key: match text.key {
@@ -172,6 +175,8 @@ impl Action {
 struct Text {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     states: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    routes: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     kinds: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,7 +224,7 @@ impl Inbox {
             return Ok(None);
         };
         let now = self.shared.queue.count.note_counts(&[]);
-        let at = self.settings.call("note-counts", now).await?;
+        let at = self.shared.call("note-counts", now).await?;
         Ok(Some(Seen::new(newest, at)))
     }
 
@@ -301,7 +306,7 @@ impl Inbox {
             rate,
         };
         let begin = self.shared.queue.change.begin(&bulk, &self.settings.by);
-        self.settings.call("begin-bulk", begin).await
+        self.shared.call("begin-bulk", begin).await
     }
 
     /// Makes a change that was begun, from its position on. Returns its action when it is done or cancelled, or when another
@@ -403,7 +408,7 @@ impl Inbox {
     /// When the queue fails.
     pub async fn cancel(&self, number: i64) -> Result<bool, StoreError> {
         let cancel = self.shared.queue.change.cancel(number, &self.settings.by);
-        self.settings.call("cancel-bulk", cancel).await
+        self.shared.call("cancel-bulk", cancel).await
     }
 
     /// Returns the action with a number, if there is one: see [`actions`](Self::actions).
@@ -505,7 +510,7 @@ impl Inbox {
         let (mut pause, mut is_uncertain) = (FIRST_RETRY, false);
         loop {
             let made = self.shared.queue.change.step(number, step);
-            match within(self.settings.call("step-bulk", made)).await {
+            match within(self.shared.call("step-bulk", made)).await {
                 Ok(true) => break,
                 Ok(false) if !is_uncertain => return false,
                 // Perhaps an earlier attempt was made, whose answer was lost.

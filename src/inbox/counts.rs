@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::future::select_all;
 use tokio::time::sleep;
 
-use super::handle::{Inbox, Settings, Shared};
+use super::handle::{Inbox, Shared};
 use crate::error::Chain;
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Kept, Series, minute_of};
@@ -46,7 +46,7 @@ const LONGEST_PAUSE: u32 = 30;
 
 impl Inbox {
     /// Returns the counts of all processes, from the newest minute to the oldest. The workers of this inbox write them
-    /// once a second, if its [observer](Self::observer) contains [`Recent`](crate::telemetry::Recent) or a
+    /// once a second, if the [observer](crate::Webhooks::observer) contains [`Recent`](crate::telemetry::Recent) or a
     /// [`FailureBudget`](crate::telemetry::FailureBudget).
     ///
     /// They are kept for 30 days: by the minute for 2 hours (7 days if they are refused deliveries), by 30 minutes for 14
@@ -73,18 +73,18 @@ impl Inbox {
     /// When the queue fails.
     pub async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
         let counts = self.shared.queue.count.counts(of);
-        self.settings.call("counts", counts).await
+        self.shared.call("counts", counts).await
     }
 }
 
 impl Shared {
     /// Writes counts, and reads the failures of other processes.
-    pub(super) async fn keep_counts(&self, settings: &Settings, kept: &[Kept]) {
+    pub(super) async fn keep_counts(&self, kept: &[Kept]) {
         let (mut pause, mut writes) = (1, 0);
         loop {
-            let mut done = self.write_counts(settings, kept).await;
+            let mut done = self.write_counts(kept).await;
             if done.is_ok() && writes % WRITES == 0 && (self.queue.is_shared || writes == 0) {
-                done = self.read_failures(settings, kept).await;
+                done = self.read_failures(kept).await;
             }
             writes += 1;
             match done {
@@ -109,11 +109,7 @@ impl Shared {
     }
 
     /// Writes the counts that have changed since the last call.
-    pub(super) async fn write_counts(
-        &self,
-        settings: &Settings,
-        kept: &[Kept],
-    ) -> Result<(), StoreError> {
+    pub(super) async fn write_counts(&self, kept: &[Kept]) -> Result<(), StoreError> {
         // Several workers of one inbox may have the same observers.
         let mut written = self.written.lock().await;
         for tally in kept.iter().map(Kept::tally) {
@@ -124,7 +120,7 @@ impl Shared {
                     break;
                 }
                 let write = self.queue.count.note_counts(&counts);
-                let now = settings.call_within(LIMIT, "note-counts", write).await?;
+                let now = self.call_within(LIMIT, "note-counts", write).await?;
                 tally.set_time(now);
                 *after = last;
             }
@@ -133,11 +129,7 @@ impl Shared {
     }
 
     /// Reads the failures of the last hour.
-    pub(super) async fn read_failures(
-        &self,
-        settings: &Settings,
-        kept: &[Kept],
-    ) -> Result<(), StoreError> {
+    pub(super) async fn read_failures(&self, kept: &[Kept]) -> Result<(), StoreError> {
         for kept in kept {
             let Kept::Budget(budget) = kept else {
                 continue;
@@ -152,7 +144,7 @@ impl Shared {
                 limit: MOST_FAILURES,
             };
             let counts = self.queue.count.counts(&of);
-            budget.take(settings.call_within(LIMIT, "counts", counts).await?);
+            budget.take(self.call_within(LIMIT, "counts", counts).await?);
         }
         Ok(())
     }

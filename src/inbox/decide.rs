@@ -69,7 +69,7 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
                 failure: None,
                 counts: false,
                 is_probe: false,
-                blocks_lane: rules.blocks_lane(event.delivery.kind()),
+                blocks_lane: rules.blocks_lane(&event.delivery),
             },
             Line::Snoozed { delay: *delay },
         ),
@@ -131,7 +131,7 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
             failure: Some(outcome.failure(took)),
             counts,
             is_probe: ended.is_probe,
-            blocks_lane: rules.blocks_lane(event.delivery.kind()),
+            blocks_lane: rules.blocks_lane(&event.delivery),
         }),
         line: Line::Retried { after },
     }
@@ -463,7 +463,7 @@ mod tests {
     fn kinds_may_block_or_skip() {
         let rules = Rules {
             on_failure: OnFailure::Skip,
-            on_failure_of: [(EventKind::CHAT_RATED, OnFailure::Block)].into(),
+            on_failure_of: [(EventKind::CHAT_RATED.into(), OnFailure::Block)].into(),
             ..Rules::default()
         };
         let snoozed = outcome(Err(HandlerError::snooze(SECOND)));

@@ -3,11 +3,13 @@
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 pub(crate) use crate::outcome::{Failure, Settlement};
+use crate::route::RouteName;
 use crate::store::{EventKey, Fence};
 
 /// The number of an event in a [`Queue`](super::Queue), counted in the order of acceptance.
@@ -26,21 +28,15 @@ number!(EventId);
 
 /// A lane: its events are handled one after another, in the order of acceptance.
 ///
-/// It is a digest of the chat's id and of the namespace. Two chats with the same digest, one pair in 2^64, would share a
+/// It is a digest of the chat's id and of the route's name. Two chats with the same digest, one pair in 2^64, would share a
 /// lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub i64);
 
-/// The digest of an inbox's namespace: 0 for the empty one, which is the default.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Namespace(pub i64);
-
 /// An event to be accepted.
 #[derive(Clone, Debug)]
 pub struct NewEvent {
-    /// The namespace of its inbox, whose workers take it.
-    pub namespace: Namespace,
-    /// Kind, key, body and the headers that are kept.
+    /// Route, kind, key, body and the headers that are kept.
     pub delivery: RawDelivery,
     /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
     pub key: Option<EventKey>,
@@ -48,7 +44,7 @@ pub struct NewEvent {
     pub guard: Option<EventKey>,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event: that [of its chat](Lane::of_chat) in its [namespace](Lane::within), by which a queue finds the
+    /// The lane of the event: that [of its chat](Lane::of_chat) at its [route](Lane::at), by which a queue finds the
     /// events of a chat. With `None`, the event has a lane of its own.
     pub lane: Option<Lane>,
     /// The minimum time, from now, for which the key is remembered.
@@ -57,7 +53,7 @@ pub struct NewEvent {
     pub dead: Option<Failure>,
 }
 
-/// The kinds of events that a worker takes, and the lease under which it takes them.
+/// The kinds of events that a worker takes of a route, and the lease under which it takes them.
 #[derive(Clone, Debug)]
 pub struct Take {
     /// The time after which the lease of an attempt expires, unless it is extended.
@@ -66,7 +62,28 @@ pub struct Take {
     pub kinds: Kinds,
 }
 
-/// A set of kinds in one namespace: all of them in the empty one by default.
+/// What a worker takes of one of its routes in a claim.
+#[derive(Clone, Debug)]
+pub struct Share {
+    /// What it takes.
+    pub take: Arc<Take>,
+    /// The number of attempts at this route that are in progress: the route with the fewest is next.
+    pub busy: usize,
+    /// The most attempts at this route that may be in progress.
+    pub most: usize,
+}
+
+impl From<Take> for Share {
+    fn from(take: Take) -> Self {
+        Self {
+            take: Arc::new(take),
+            busy: 0,
+            most: usize::MAX,
+        }
+    }
+}
+
+/// A set of kinds at one route: all of the chat platform's by default.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -78,7 +95,7 @@ pub struct Take {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
-    pub(crate) namespace: Namespace,
+    pub(crate) route: RouteName,
     only: Option<BTreeSet<EventKind>>,
     except: BTreeSet<EventKind>,
 }
@@ -106,16 +123,15 @@ impl Kinds {
         self
     }
 
-    /// Returns the set of the same kinds in another namespace.
-    #[doc(hidden)]
+    /// Returns the set of the same kinds at another route.
     #[must_use]
-    pub fn within(self, namespace: Namespace) -> Self {
-        Self { namespace, ..self }
+    pub fn at(self, route: RouteName) -> Self {
+        Self { route, ..self }
     }
 
-    /// Whether the set has the events of a kind in a namespace.
-    pub(crate) fn takes(&self, namespace: Namespace, kind: &EventKind) -> bool {
-        self.namespace == namespace && self.contains(kind)
+    /// Whether the set has the events of a kind at a route.
+    pub(crate) fn takes(&self, route: &RouteName, kind: &EventKind) -> bool {
+        self.route == *route && self.contains(kind)
     }
 
     /// Returns the kinds that the set is limited to, without those that are [excluded](Self::excluded). `None` when it

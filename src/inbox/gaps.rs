@@ -123,6 +123,7 @@ impl Inbox {
         // There may be any number of messages.
         kinds.retain(|kind| *kind != EventKind::MESSAGE_CREATED);
         let filter = Filter {
+            routes: vec![event.route.clone()],
             kinds,
             chat: Some(chat.clone()),
             ..Filter::default()

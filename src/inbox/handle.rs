@@ -1,7 +1,7 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderName;
@@ -11,17 +11,18 @@ use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
 use super::headers;
-use super::lane::LaneOf;
-use super::queue::Queue;
-use super::records::{BlockedLane, Change, EventRecord, Filter, Listed, Page, Stats, forget_all};
+use super::queue::{Queue, Tables};
+use super::records::{
+    BlockedLane, Change, EventRecord, EventSummary, Filter, LATE, Listed, Page, Stats, forget_all,
+};
+use super::rules::Rules;
+use super::worker::Worker;
 use super::workers::Workers;
-use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
-use crate::event::{EventKind, SenderPolicy};
-use crate::execution::{Defaults, Given, Limits};
 use crate::lock::lock;
+use crate::route::{EventType, RouteName, Scope};
 use crate::store::{EventKey, StoreError};
-use crate::telemetry::{Call, CallTarget, Observer, Observers};
+use crate::telemetry::{Call, CallTarget, Observers};
 
 /// Accepts events into a [`Queue`], and lists and changes them.
 ///
@@ -33,16 +34,18 @@ use crate::telemetry::{Call, CallTarget, Observer, Observers};
 #[must_use]
 pub struct Inbox {
     pub(super) shared: Arc<Shared>,
-    pub(crate) settings: Arc<Settings>,
+    pub(super) settings: Arc<Settings>,
 }
 
 pub(super) struct Shared {
     pub(super) queue: Queue,
     pub(super) workers: Workers,
     pub(super) backlog: Backlog,
-    /// Those of the receivers and workers that clones of the inbox have made. A queue knows only their digests, which no
-    /// key can be looked up with.
-    namespaces: Mutex<BTreeSet<Arc<str>>>,
+    /// The routes of the receivers and workers that clones of the inbox have made, at which keys are looked up, and whether
+    /// deliveries are accepted here.
+    routes: Mutex<BTreeMap<RouteName, bool>>,
+    /// Set by the first route that has one: it sees all routes, the worker, and the calls of each clone.
+    observers: OnceLock<Observers>,
     /// How far the counts of each process are written.
     pub(super) written: tokio::sync::Mutex<BTreeMap<i64, u64>>,
     #[cfg(feature = "metrics")]
@@ -50,22 +53,23 @@ pub(super) struct Shared {
 }
 
 #[derive(Clone)]
-pub(crate) struct Settings {
-    pub(crate) limits: Limits,
+pub(super) struct Settings {
     pub(super) keep_bodies: Duration,
     pub(super) backlog_limit: u64,
-    pub(crate) reject_changed_bodies: bool,
-    pub(crate) replay_guard: bool,
-    pub(crate) lane_of: LaneOf,
     pub(super) keep_headers: Arc<[HeaderName]>,
-    pub(crate) observers: Observers,
+    pub(super) rules: Rules,
     pub(super) by: By,
 }
 
-impl Settings {
+impl Shared {
+    pub(super) fn observers(&self) -> &Observers {
+        static NOBODY: LazyLock<Observers> = LazyLock::new(Observers::default);
+        self.observers.get().unwrap_or(&NOBODY)
+    }
+
     /// Calls the queue.
     pub(super) fn call<C>(&self, operation: &'static str, call: C) -> Call<'_, C> {
-        self.observers
+        self.observers()
             .call(CallTarget::Queue, operation, None, call)
     }
 
@@ -76,8 +80,32 @@ impl Settings {
         operation: &'static str,
         call: C,
     ) -> Call<'_, C> {
-        self.observers
+        self.observers()
             .call(CallTarget::Queue, operation, Some(limit), call)
+    }
+
+    /// Whether an event with the key of this delivery was accepted before, or handled inline.
+    pub(super) async fn has(&self, delivery: &RawDelivery, limit: Duration) -> bool {
+        let Some(key) = delivery.key() else {
+            return false;
+        };
+        let find = self.queue.list.find(digest(delivery.route(), key));
+        let found = self.call_within(limit, "find", find).await;
+        found.is_ok_and(|event| event.is_some())
+    }
+
+    /// Has keys looked up at this route, too.
+    pub(super) fn note_route(&self, route: &RouteName, accepts: bool) {
+        let mut routes = lock(&self.routes);
+        *routes.entry(route.clone()).or_default() |= accepts;
+    }
+
+    /// See [`Inbox::idle_routes`].
+    pub(super) fn idle_routes(&self) -> Vec<RouteName> {
+        let mut idle = self.workers.idle(LATE);
+        let routes = lock(&self.routes);
+        idle.retain(|route| !routes.get(route).copied().unwrap_or_default());
+        idle.into_iter().collect()
     }
 }
 
@@ -88,92 +116,48 @@ impl Inbox {
     }
 
     fn on(queue: Queue) -> Self {
-        let defaults = Defaults {
-            store_timeout: Duration::from_secs(2),
-            in_flight_wait: Duration::ZERO,
-            lease: Some(|_| Duration::from_secs(30)),
-        };
         Self {
             shared: Arc::new(Shared {
                 queue,
                 workers: Workers::default(),
                 backlog: Backlog::default(),
-                namespaces: Mutex::default(),
+                routes: Mutex::default(),
+                observers: OnceLock::new(),
                 written: tokio::sync::Mutex::default(),
                 #[cfg(feature = "metrics")]
                 gauges: crate::telemetry::Gauges::default(),
             }),
             settings: Arc::new(Settings {
-                limits: Limits::new(defaults),
                 keep_bodies: Duration::from_secs(24 * 60 * 60),
                 backlog_limit: 10 << 30,
-                reject_changed_bodies: false,
-                replay_guard: false,
-                lane_of: LaneOf::default(),
                 keep_headers: Arc::new(headers::TRACE),
-                observers: Observers::default(),
+                rules: Rules::default(),
                 by: By::default(),
             }),
         }
     }
 
-    /// Sets the namespace of the keys, an empty string by default.
-    ///
-    /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
-    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. Receivers of different
-    /// platforms or accounts have a namespace each, or a queue each: a worker takes only the events of its own namespace.
-    /// So those that wait when the namespace of an inbox is changed wait until it is changed back.
+    /// Has everything of this inbox observed. Returns whether nothing else was before.
+    pub(crate) fn observe(&self, observers: Observers) -> bool {
+        self.shared.observers.set(observers).is_ok()
+    }
+
+    pub(crate) fn observers(&self) -> &Observers {
+        self.shared.observers()
+    }
+
+    /// Changes the settings of the workers that are started for this inbox, such as [`concurrency`](Worker::concurrency) and
+    /// [`retry`](Worker::retry).
     ///
     /// ```
     /// # use tower_webhook::inbox::Inbox;
     /// # use tower_webhook::memory::MemoryQueue;
-    /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
+    /// let inbox = Inbox::new(MemoryQueue::new()).worker(|worker| worker.concurrency(8));
     /// ```
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        let namespace = namespace.into();
-        let limits = &mut self.set().limits;
-        limits.set(|given| given.namespace = Some(namespace));
+    pub fn worker(mut self, change: impl FnOnce(Worker) -> Worker) -> Self {
+        let settings = self.set();
+        settings.rules = change(Worker(settings.rules.clone())).0;
         self
-    }
-
-    /// Derives the retention and `Retry-After` from the limits of another sender.
-    ///
-    /// ```
-    /// # use tower_webhook::SenderPolicy;
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let inbox = Inbox::new(MemoryQueue::new()).sender_policy(SenderPolicy::default())?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`], or a retention that
-    /// was set before is not longer than [`SenderPolicy::retry_for`].
-    pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
-        self.change(|given| given.sender_policy = Some(policy))
-    }
-
-    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an
-    /// unsettled event or dead letter is remembered for longer if necessary, until the event is settled.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let inbox = Inbox::new(MemoryQueue::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days.
-    pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
-        self.change(|given| given.retention = Some(retention))
     }
 
     /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it
@@ -204,75 +188,8 @@ impl Inbox {
         self
     }
 
-    /// Sets the time limit for storing an event: 2 seconds by default. When it has passed, the answer is 503. The event
-    /// may be stored nevertheless; its next delivery is then a duplicate.
-    ///
-    /// The workers of this inbox use the same limit for each renewal of leases.
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let inbox = Inbox::new(MemoryQueue::new()).store_timeout(Duration::from_secs(5))?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// When it is zero.
-    pub fn store_timeout(self, limit: Duration) -> Result<Self, ConfigError> {
-        self.change(|given| given.store_timeout = Some(limit))
-    }
-
-    pub(crate) fn set(&mut self) -> &mut Settings {
+    fn set(&mut self) -> &mut Settings {
         Arc::make_mut(&mut self.settings)
-    }
-
-    pub(super) fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
-        self.set().limits.change(set)?;
-        Ok(self)
-    }
-
-    /// Answers with 422 when a key was accepted before with another body. By default, such a delivery is a duplicate: a
-    /// warning is logged, and only the first body is handled.
-    pub fn reject_changed_bodies(mut self) -> Self {
-        self.set().reject_changed_bodies = true;
-        self
-    }
-
-    /// Answers with 422 when a body was accepted before under another key, because an attacker may have captured it and
-    /// sent it again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
-    pub fn replay_guard(mut self) -> Self {
-        self.set().replay_guard = true;
-        self
-    }
-
-    /// Sets a function that returns the id of an event's chat, for kinds that this crate does not know. Without such a
-    /// function, or if it returns `None` or panics, the event has a lane of its own. The function is called before the
-    /// event is stored, so it should be fast. It takes the place of the `order` in a
-    /// [sender's description](crate::docs::senders#another-sender).
-    ///
-    /// ```
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// #[derive(serde::Deserialize)]
-    /// struct Ticket {
-    ///     chat_id: Option<String>,
-    /// }
-    ///
-    /// let inbox = Inbox::new(MemoryQueue::new()).chat_by(|delivery| {
-    ///     let ticket: Ticket = delivery.decode().ok()?;
-    ///     ticket.chat_id
-    /// });
-    /// ```
-    pub fn chat_by(
-        mut self,
-        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
-    ) -> Self {
-        self.set().lane_of = LaneOf::with(chat);
-        self
     }
 
     /// Sets the names of the headers that are kept with an event: by default `traceparent` and `tracestate`, which can
@@ -290,30 +207,6 @@ impl Inbox {
     /// ```
     pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.set().keep_headers = names.into_iter().collect();
-        self
-    }
-
-    /// Reports each attempt of the workers, and each call of the queue, to an observer: see
-    /// [`telemetry`](crate::telemetry). The deliveries are reported by
-    /// [`SignatureLayer::observer`](crate::SignatureLayer::observer), which should have the same observer.
-    ///
-    /// ```
-    /// # use tower::Layer;
-    /// # use tower_webhook::inbox::Inbox;
-    /// # use tower_webhook::memory::MemoryQueue;
-    /// # use tower_webhook::telemetry::FailureBudget;
-    /// # use tower_webhook::{Secret, SignatureLayer};
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let budget = FailureBudget::default();
-    /// let inbox = Inbox::new(MemoryQueue::new()).observer(budget.clone());
-    /// let webhooks = SignatureLayer::new(Secret::new("8c1f…")?)
-    ///     .observer(budget.clone())
-    ///     .layer(inbox.accept());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.set().observers = Observers::new(observer);
         self
     }
 
@@ -336,9 +229,9 @@ impl Inbox {
     /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
     /// full is not the last one.
     ///
-    /// The events of a chat, and the event of a key, are found by an index. A key is looked up in this inbox's
-    /// [`namespace`](Self::namespace), and in those of the receivers and workers that were made from its clones. In each, it
-    /// finds one event: the last one that was accepted with it.
+    /// The events of a chat, and the event of a key, are found by an index. A key is looked up at the filter's routes, at the
+    /// chat platform's, and at those of the receivers and workers that were made from a clone of this inbox. At each, it finds
+    /// one event: the last one that was accepted with it.
     ///
     /// # Errors
     ///
@@ -348,7 +241,7 @@ impl Inbox {
             let Some(key) = &filter.key else {
                 return self.shared.queue.list.list(filter, page).await;
             };
-            let mut events = self.with_key(key).await?;
+            let mut events = self.with_key(key, &filter.routes).await?;
             events.retain(|event| {
                 let failures = event.failures.iter().map(|past| (past.at, &past.failure));
                 filter.matches(&event.summary)
@@ -367,34 +260,22 @@ impl Inbox {
                 searched: None,
             })
         };
-        self.settings.call("list", list).await
+        self.shared.call("list", list).await
     }
 
-    /// Whether an event with this key was accepted before, or handled inline.
-    pub(super) async fn has(&self, key: Option<&IdempotencyKey>) -> bool {
-        let Some(key) = key else { return false };
-        let limit = self.settings.limits.store_timeout;
-        let find = self
-            .shared
-            .queue
-            .list
-            .find(digest(&self.settings.limits.namespace, key));
-        let found = self.settings.call_within(limit, "find", find).await;
-        found.is_ok_and(|event| event.is_some())
-    }
-
-    /// Has keys looked up in the namespace of this clone, too.
-    pub(super) fn note_namespace(&self) {
-        lock(&self.shared.namespaces).insert(self.settings.limits.namespace.clone());
-    }
-
-    /// The last event with this key in each namespace that is known here.
-    async fn with_key(&self, key: &IdempotencyKey) -> Result<Vec<EventRecord>, StoreError> {
-        let mut namespaces = lock(&self.shared.namespaces).clone();
-        namespaces.insert(self.settings.limits.namespace.clone());
+    /// The last event with this key at each route that is known here or asked for.
+    async fn with_key(
+        &self,
+        key: &IdempotencyKey,
+        asked: &[RouteName],
+    ) -> Result<Vec<EventRecord>, StoreError> {
+        let mut routes = lock(&self.shared.routes).clone();
+        for route in asked.iter().chain([&RouteName::default()]) {
+            routes.entry(route.clone()).or_default();
+        }
         let mut events = Vec::new();
-        for namespace in namespaces {
-            let Some(id) = self.shared.queue.list.find(digest(&namespace, key)).await? else {
+        for route in routes.into_keys() {
+            let Some(id) = self.shared.queue.list.find(digest(&route, key)).await? else {
                 continue;
             };
             // The event may have been deleted.
@@ -418,7 +299,7 @@ impl Inbox {
         limit: usize,
     ) -> Result<Vec<BlockedLane>, StoreError> {
         let lanes = self.shared.queue.list.blocked_lanes(chat, after, limit);
-        self.settings.call("blocked-lanes", lanes).await
+        self.shared.call("blocked-lanes", lanes).await
     }
 
     /// Returns an event with its body, its headers and its failures, if there is such an event.
@@ -427,7 +308,7 @@ impl Inbox {
     ///
     /// When the queue fails.
     pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.settings
+        self.shared
             .call("get", self.shared.queue.list.get(id))
             .await
     }
@@ -453,32 +334,33 @@ impl Inbox {
                 .queue
                 .change
                 .change(ActionKind::Redrive, id, from, &self.settings.by);
-        let change = self.settings.call("redrive", redrive).await?;
+        let change = self.shared.call("redrive", redrive).await?;
         if change == Change::Made && !self.shared.workers.tripped().is_empty() {
             // If this fails, the event waits for a probe as all others of its kind.
             let event = self
-                .settings
+                .shared
                 .call("get", self.shared.queue.list.get(id))
                 .await;
             if let Ok(Some(event)) = event {
-                self.shared.workers.probe(&event.summary.kind, id);
+                let EventSummary { route, kind, .. } = event.summary;
+                self.shared.workers.probe(&EventType::new(route, kind), id);
             }
         }
         self.shared.workers.wake();
         Ok(change)
     }
 
-    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-event-types) in a worker of this inbox, and when the
+    /// Returns the event types that are [tripped](crate::docs::inbox#tripped-event-types) in a worker of this inbox, and when the
     /// next event of each is tried. A time in the past means that an attempt is in progress.
     #[must_use]
-    pub fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+    pub fn tripped(&self) -> BTreeMap<EventType, SystemTime> {
         let (now, time) = (Instant::now(), SystemTime::now());
         let tripped = self.shared.workers.tripped().into_iter();
         let at = |next: Instant| match next.checked_duration_since(now) {
             Some(left) => time + left,
             None => time - now.duration_since(next),
         };
-        tripped.map(|(kind, next)| (kind, at(next))).collect()
+        tripped.map(|(of, next)| (of, at(next))).collect()
     }
 
     /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at
@@ -501,7 +383,7 @@ impl Inbox {
                 .queue
                 .change
                 .change(ActionKind::Discard, id, from, &self.settings.by);
-        let change = self.settings.call("discard", discard).await?;
+        let change = self.shared.call("discard", discard).await?;
         if change == Change::Made {
             match revoke {
                 Some(revoke) => revoke(),
@@ -525,43 +407,49 @@ impl Inbox {
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
         let forget = forget_all(&*self.shared.queue.forget, chat, &self.settings.by);
-        let deleted = self.settings.call("forget", forget).await?;
+        let deleted = self.shared.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();
         Ok(deleted)
     }
 
-    /// Pauses the handling of events of one kind, or with `None` of all events. Events are still accepted. The pause is
-    /// stored in the queue, with a note that says who paused it and why: all workers respect it within a second, and
-    /// after a restart. Attempts in progress are not interrupted.
+    /// Pauses the handling of an event type, of a route, or of all events. Events are still accepted. The pause is stored in
+    /// the queue, with a note that says who paused it and why: all workers respect it within a second, and after a restart.
+    /// Attempts in progress are not interrupted.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::Inbox;
+    /// use tower_webhook::EventKind;
+    /// use tower_webhook::inbox::Scope;
+    ///
+    /// # async fn example(inbox: &Inbox) -> Result<(), Box<dyn std::error::Error>> {
+    /// inbox.pause(EventKind::CHAT_RATED, "the CRM is down").await?;
+    /// inbox.pause(Scope::Route("github".parse()?), "its handlers are being deployed").await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn pause(&self, kind: Option<&EventKind>, note: &str) -> Result<(), StoreError> {
-        let pause = self
-            .shared
-            .queue
-            .change
-            .pause(kind, Some(note), &self.settings.by);
-        self.settings.call("pause", pause).await
+    pub async fn pause(&self, of: impl Into<Scope>, note: &str) -> Result<(), StoreError> {
+        self.set_pause(&of.into(), Some(note)).await
     }
 
-    /// Ends the [`pause`](Self::pause) of a kind, or with `None` the pause of all events. A kind that was paused on its
-    /// own stays paused.
+    /// Ends a [`pause`](Self::pause). What was paused by itself within it stays paused.
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let resume = self
-            .shared
-            .queue
-            .change
-            .pause(kind, None, &self.settings.by);
-        self.settings.call("pause", resume).await?;
+    pub async fn resume(&self, of: impl Into<Scope>) -> Result<(), StoreError> {
+        self.set_pause(&of.into(), None).await?;
         self.shared.workers.wake();
         Ok(())
+    }
+
+    async fn set_pause(&self, of: &Scope, note: Option<&str>) -> Result<(), StoreError> {
+        let pause = self.shared.queue.change.pause(of, note, &self.settings.by);
+        self.shared.call("pause", pause).await
     }
 
     /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
@@ -578,7 +466,7 @@ impl Inbox {
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
         let actions = self.shared.queue.list.actions(which, before, limit);
-        self.settings.call("actions", actions).await
+        self.shared.call("actions", actions).await
     }
 
     /// Counts the events that are unsettled or dead, by kind, and lists what is paused.
@@ -587,9 +475,43 @@ impl Inbox {
     ///
     /// When the queue fails.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
-        self.settings
+        self.shared
             .call("stats", self.shared.queue.count.stats())
             .await
+    }
+
+    /// Whether a worker of this process handles a route. Another process may handle those that this one does not.
+    #[must_use]
+    pub fn handles(&self, route: &RouteName) -> bool {
+        self.shared.workers.handle(route)
+    }
+
+    /// Returns the routes that a worker of this process handles and another process accepts, of which the worker has had no
+    /// event in the ten minutes or more since it was started. Perhaps the accepting process has another name for the route.
+    #[must_use]
+    pub fn idle_routes(&self) -> Vec<RouteName> {
+        self.shared.idle_routes()
+    }
+
+    /// Whether deliveries are accepted now, for the readiness of your application: within a second, also while the database is
+    /// away. It is false only where deliveries would be answered with 503: the database cannot be written to, or the
+    /// [`backlog_limit`](Self::backlog_limit) is reached. A spool in front of the database accepts until it is full.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() {
+    /// let inbox = Inbox::new(MemoryQueue::new());
+    /// assert!(inbox.is_ready().await);
+    /// # }
+    /// ```
+    pub async fn is_ready(&self) -> bool {
+        let measure = self.shared.queue.measure.measure();
+        let measured = self.shared.call_within(READY_WITHIN, "measure", measure);
+        let is_open =
+            |tables: Tables| tables.is_writable && tables.bytes < self.settings.backlog_limit;
+        measured.await.is_ok_and(is_open)
     }
 
     /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
@@ -598,20 +520,18 @@ impl Inbox {
     /// retried, and for ever while one is paused, so it is meant for tests:
     ///
     /// ```
-    /// # use tower::Layer;
     /// # use tower_webhook::event::ChatAssigned;
     /// # use tower_webhook::inbox::Inbox;
     /// # use tower_webhook::memory::MemoryQueue;
-    /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+    /// # use tower_webhook::{Delivery, EventRouter, Secret, Webhooks};
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # use tower_webhook_sandbox::{Sandbox, Webhook};
     /// # let events = EventRouter::new().on::<ChatAssigned>(async |_: Delivery<ChatAssigned>| Ok(()));
     /// let secret = Secret::new("secret")?;
     /// let inbox = Inbox::new(MemoryQueue::new());
-    /// let worker = inbox.worker(events).spawn();
+    /// let (receiver, running) = Webhooks::new(secret.clone()).inbox(inbox.clone()).start(events)?;
     ///
-    /// let receiver = SignatureLayer::new(secret.clone()).layer(inbox.accept());
     /// let sandbox = Sandbox::in_process(receiver);
     /// sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
     /// sandbox.chat().assign();
@@ -620,7 +540,7 @@ impl Inbox {
     /// assert!(report.is_all_delivered(), "{report}");
     /// let stats = inbox.finish().await?;
     /// assert!(stats.is_all_handled(), "{stats}");
-    /// # drop(worker);
+    /// # drop(running);
     /// # Ok(())
     /// # }
     /// ```
@@ -641,8 +561,11 @@ impl Inbox {
     }
 }
 
-fn digest(namespace: &str, key: &IdempotencyKey) -> u128 {
-    EventKey::new(namespace, key.as_bytes(), b"").key()
+/// How long a program that asks whether it is ready waits for the queue.
+const READY_WITHIN: Duration = Duration::from_secs(1);
+
+fn digest(route: &RouteName, key: &IdempotencyKey) -> u128 {
+    EventKey::new(route.namespace(), key.as_bytes(), b"").key()
 }
 
 impl<Q: Into<Queue>> From<Q> for Inbox {

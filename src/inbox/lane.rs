@@ -6,53 +6,57 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::event::{Lane, Namespace};
+use super::event::Lane;
 use crate::delivery::{DecodeError, RawDelivery};
 use crate::event::{EventKind, chat_id};
+use crate::route::RouteName;
 use crate::sender::Sender;
 
 /// Finds the chat of an event.
 #[derive(Clone, Default)]
-pub(crate) struct LaneOf {
-    /// For kinds that this crate does not know.
-    other: Option<Arc<ChatOf>>,
-    /// One that says where the chat of its events stands.
-    sender: Option<Sender>,
+pub(crate) enum LaneOf {
+    /// As the chat platform says.
+    #[default]
+    Platform,
+    /// As the description of another sender says. Many say nothing.
+    Sender(Sender),
+    /// As the application says, for kinds that are not the chat platform's.
+    Application {
+        is_platform: bool,
+        chat: Arc<ChatOf>,
+    },
 }
 
-type ChatOf = dyn Fn(&RawDelivery) -> Option<String> + Send + Sync;
+pub(crate) type ChatOf = dyn Fn(&RawDelivery) -> Option<String> + Send + Sync;
 
 impl LaneOf {
-    pub(crate) fn with(
-        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
-    ) -> Self {
-        Self {
-            other: Some(Arc::new(chat)),
-            sender: None,
-        }
-    }
-
-    /// Finds the chat as the sender's description says, unless there is a function.
-    pub(crate) fn of_sender(&mut self, sender: &Sender) {
-        if self.other.is_none() && !sender.order().is_empty() {
-            self.sender = Some(sender.clone());
+    /// A function of the application takes the place of the sender's description.
+    pub(crate) fn new(sender: &Sender, chat: Option<Arc<ChatOf>>) -> Self {
+        let is_platform = sender.is_chat_platform();
+        match chat {
+            Some(chat) => Self::Application { is_platform, chat },
+            None if is_platform => Self::Platform,
+            None => Self::Sender(sender.clone()),
         }
     }
 
     /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
     pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
-        if let Some(sender) = &self.sender {
-            delivery.json()?;
-            return Ok(sender.described().order_of(delivery.body()));
-        }
-        match &self.other {
-            Some(other) if !EventKind::ALL.contains(delivery.kind()) => {
+        match self {
+            Self::Sender(sender) => {
                 delivery.json()?;
-                let chat = catch_unwind(AssertUnwindSafe(|| other(delivery)));
+                Ok(sender.order_of(delivery.body()))
+            }
+            Self::Application { is_platform, chat }
+                if !is_platform || !EventKind::ALL.contains(delivery.kind()) =>
+            {
+                delivery.json()?;
+                let chat = catch_unwind(AssertUnwindSafe(|| chat(delivery)));
                 Ok(chat.unwrap_or_else(|_| {
                     tracing::error!(
+                        route = %delivery.route(),
                         kind = %delivery.kind(),
-                        "the function of `chat_by` panicked: the event is stored as one without a chat"
+                        "the function of `lane_by` panicked: the event is stored as one without a chat"
                     );
                     None
                 }))
@@ -71,7 +75,7 @@ impl LaneOf {
 }
 
 impl Lane {
-    /// Returns the lane of a chat in the empty namespace. It is the same in every process and release.
+    /// Returns the lane of a chat of the chat platform. It is the same in every process and release.
     ///
     /// ```
     /// use tower_webhook::inbox::internal::Lane;
@@ -84,22 +88,14 @@ impl Lane {
         Self(XxHash3_64::oneshot(id.as_bytes()).cast_signed())
     }
 
-    /// Returns the lane of the same chat in a namespace.
-    #[doc(hidden)]
+    /// Returns the lane of the same chat at a route.
     #[must_use]
-    pub fn within(self, Namespace(digest): Namespace) -> Self {
+    pub fn at(self, route: &RouteName) -> Self {
+        let digest = match route.namespace() {
+            "" => 0,
+            name => XxHash3_64::oneshot(name.as_bytes()).cast_signed(),
+        };
         Self(self.0 ^ digest)
-    }
-}
-
-impl Namespace {
-    /// Returns the digest of a namespace. It is the same in every process and release.
-    #[must_use]
-    pub fn of(namespace: &str) -> Self {
-        match namespace {
-            "" => Self::default(),
-            _ => Self(XxHash3_64::oneshot(namespace.as_bytes()).cast_signed()),
-        }
     }
 }
 
@@ -148,9 +144,8 @@ mod tests {
         assert_eq!(Lane::of_chat(""), Lane(3_244_421_341_483_603_138));
         let lane = Lane::of_chat("chat-1");
         assert_eq!(lane, Lane(970_978_518_613_644_027));
-        assert_eq!(lane.within(Namespace::of("")), lane);
-        assert_eq!(Namespace::of("crm"), Namespace(-7_217_998_398_410_865_694));
-        let other = lane.within(Namespace::of("crm"));
+        assert_eq!(lane.at(&RouteName::default()), lane);
+        let other = lane.at(&"crm".parse().unwrap());
         assert_eq!(other, Lane(-7_589_375_289_270_890_215));
     }
 }

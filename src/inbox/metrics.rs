@@ -20,9 +20,12 @@ impl Inbox {
     pub async fn record_metrics(&self) -> Result<(), StoreError> {
         let stats = self.stats().await?;
         let measure = self.shared.queue.measure.measure();
-        let tables = self.settings.call("measure", measure).await?;
+        let tables = self.shared.call("measure", measure).await?;
         let record = |name, value: fn(&KindStats) -> f64| {
-            let values = stats.kinds.iter().map(|kind| (&kind.kind, value(kind)));
+            let values = stats
+                .kinds
+                .iter()
+                .map(|kind| (kind.event_type(), value(kind)));
             self.shared.gauges.set(name, values, Add::add);
         };
         record(WAITING, |kind| kind.waiting as f64);
@@ -32,13 +35,13 @@ impl Inbox {
         record(BLOCKED, |kind| kind.blocking as f64);
         let ages = stats.kinds.iter().map(|kind| {
             let age = stats.age(kind).unwrap_or_default();
-            (&kind.kind, age.as_secs_f64())
+            (kind.event_type(), age.as_secs_f64())
         });
         self.shared.gauges.set(OLDEST, ages, f64::max);
         let is_paused = stats.is_paused();
         let values = stats.kinds.iter().map(|kind| {
             let is_paused = is_paused || kind.is_paused;
-            (&kind.kind, f64::from(u8::from(is_paused)))
+            (kind.event_type(), f64::from(u8::from(is_paused)))
         });
         self.shared.gauges.set(PAUSED, values, f64::max);
         metrics::gauge!(BYTES).set(tables.bytes as f64);

@@ -7,9 +7,9 @@
 //!
 //! ```
 //! # use tower_webhook::event::ChatRated;
-//! # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+//! # use tower_webhook::{Delivery, EventRouter, Secret};
 //! # use std::time::Duration;
-//! use tower::Layer;
+//! use tower_webhook::Webhooks;
 //! use tower_webhook::inbox::Inbox;
 //! use tower_webhook::memory::MemoryQueue;
 //!
@@ -17,17 +17,17 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! # let secret = Secret::new("secret")?;
 //! # let events = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
-//! let inbox = Inbox::new(MemoryQueue::new());
-//!
-//! let webhooks = SignatureLayer::new(secret).layer(inbox.accept()); // stored, then 200
-//! let worker = inbox.worker(events).concurrency(32).spawn(); // the same handlers as inline
+//! let inbox = Inbox::new(MemoryQueue::new()).worker(|worker| worker.concurrency(8));
+//! let (webhooks, running) = Webhooks::new(secret).inbox(inbox).start(events)?; // stored, then 200
 //!
 //! # let _ = webhooks;
 //! // … serve `webhooks`, and after that:
-//! worker.drain(Duration::from_secs(30)).await?;
+//! running.drain(Duration::from_secs(30)).await?;
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! [`Inbox::routes`] starts several senders, or one half alone: the part that accepts, or the worker.
 //!
 //! The page on the [inbox](crate::docs::inbox) explains when to choose it, its promises and their costs, and how to
 //! operate it.
@@ -57,12 +57,13 @@ pub(crate) mod event;
 mod gaps;
 mod handle;
 pub(crate) mod headers;
-mod lane;
+pub(crate) mod lane;
 #[cfg(feature = "metrics")]
 mod metrics;
 pub(crate) mod queue;
 pub(crate) mod records;
 mod retry;
+pub(crate) mod route;
 mod rules;
 pub(crate) mod text;
 mod trip;
@@ -74,7 +75,7 @@ mod workers;
 #[doc(hidden)]
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
-    pub use super::event::{EventLease, Kinds, Lane, Namespace, NewEvent, Take, TakenEvent};
+    pub use super::event::{EventLease, Kinds, Lane, NewEvent, Share, Take, TakenEvent};
     pub use super::queue::{
         AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,
         ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
@@ -87,6 +88,11 @@ pub mod internal {
     #[must_use]
     pub fn queue(inbox: &super::Inbox) -> &super::Queue {
         &inbox.shared.queue
+    }
+
+    /// Has everything of an inbox observed.
+    pub fn observe(inbox: &super::Inbox, observer: impl crate::telemetry::Observer) {
+        inbox.observe(crate::telemetry::Observers::new(observer));
     }
 
     /// Sets how many runs may continue after their client disconnected.
@@ -108,5 +114,6 @@ pub use self::records::{
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;
-pub use self::worker::{Worker, WorkerHandle};
+pub use self::worker::Worker;
 pub use crate::outcome::Failure;
+pub use crate::route::Scope;

@@ -8,9 +8,11 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 
 use super::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which};
-use super::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent};
+use super::event::{
+    EventId, EventLease, EventState, NewEvent, Settlement, Share, Take, TakenEvent,
+};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
-use crate::event::EventKind;
+use crate::route::Scope;
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf};
 
@@ -128,13 +130,20 @@ pub trait AcceptEvents: Send + Sync + 'static {
 /// line. An event that was redriven after it had left its line does not return to it.
 #[async_trait]
 pub trait ClaimEvents: Send + Sync + 'static {
-    /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-    /// lanes. At most `suspects` events that have crashed before come first. The other events follow, the longest due
-    /// first. An event that waited behind others of its lane is due when it becomes the first one.
+    /// Takes up to `limit` events of several routes that can be taken: they are due, of one of the kinds, not paused, and
+    /// first in their lanes. At most `suspects` events that have crashed before come first. Each event is of the route with
+    /// the fewest attempts in progress, those that this call takes included, and then the longest due. An event that waited behind others of its lane is due when it becomes the first one.
+    ///
+    /// Of a route, no more events are taken than [`Share::most`] allows, and those that are left do not count for
+    /// [`Claims::next_due`].
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
-    async fn claim(&self, take: &Take, limit: usize, suspects: usize)
-    -> Result<Claims, StoreError>;
+    async fn claim(
+        &self,
+        of: &[Share],
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError>;
 
     /// Takes this event, even if other events have been due for longer. The conditions of [`claim`](Self::claim) apply.
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
@@ -191,16 +200,11 @@ pub trait ChangeEvents: Send + Sync + 'static {
         by: &By,
     ) -> Result<Change, StoreError>;
 
-    /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
+    /// Pauses an event type, a route, or everything, with a note that says who paused it and why. Without a note, the pause
     /// ends. Attempts in progress are not interrupted.
     ///
-    /// Events of a kind are taken if neither the kind nor everything is paused.
-    async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        note: Option<&str>,
-        by: &By,
-    ) -> Result<(), StoreError>;
+    /// Events are taken if neither their type nor their route nor everything is paused.
+    async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<(), StoreError>;
 
     /// Begins a change of all events that match, and returns the number of its action. Its position is 0.
     async fn begin(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError>;
@@ -275,7 +279,7 @@ pub trait ListEvents: Send + Sync + 'static {
 /// Counts events, and keeps what observers count.
 #[async_trait]
 pub trait CountEvents: Send + Sync + 'static {
-    /// Counts the unsettled events and the dead letters, by kind, and lists the pauses.
+    /// Counts the unsettled events and the dead letters, by route and kind, and lists the pauses.
     async fn stats(&self) -> Result<Stats, StoreError>;
 
     /// Returns the counts of all processes.
@@ -310,6 +314,8 @@ pub struct Tables {
     /// A number that they got when they were made, and keep in a backup. Other tables have another one, so that nobody
     /// mistakes them for these.
     pub identity: i64,
+    /// Whether they can be written to: not on a standby of PostgreSQL, and not when a spool in front of it is full.
+    pub is_writable: bool,
 }
 
 /// The result of accepting an event.

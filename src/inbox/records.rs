@@ -1,5 +1,6 @@
 //! What a person reads of a queue, and selects there.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
@@ -13,6 +14,7 @@ use super::queue::ForgetChats;
 use super::text::has_text;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
+use crate::route::{EventType, RouteName, Scope};
 use crate::store::StoreError;
 
 /// The number of events that one step of [`ForgetChats::forget`](super::queue::ForgetChats::forget) looks at, at most.
@@ -62,23 +64,23 @@ pub enum Change {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Pause {
-    /// The kind that is paused. `None` for everything.
-    pub kind: Option<EventKind>,
+    /// What is paused.
+    pub of: Scope,
     /// When it was paused last.
     pub since: SystemTime,
     /// Who paused it and why.
     pub note: String,
 }
 
-/// The number of unsettled events and dead letters by kind, and whether they are paused.
+/// The number of unsettled events and dead letters by event type, and whether they are paused.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stats {
-    /// The kinds, sorted by name.
+    /// The event types, sorted by route and name. Those of the chat platform come first.
     pub kinds: Vec<KindStats>,
     /// The time at which the events were counted, by the queue's clock.
     pub at: SystemTime,
-    /// What is paused, sorted by kind: everything comes first.
+    /// What is paused: everything comes first, then routes, then event types.
     pub pauses: Vec<Pause>,
 }
 
@@ -86,7 +88,9 @@ impl Stats {
     /// Whether everything is paused.
     #[must_use]
     pub fn is_paused(&self) -> bool {
-        self.pauses.iter().any(|pause| pause.kind.is_none())
+        self.pauses
+            .iter()
+            .any(|pause| pause.of == Scope::Everything)
     }
 
     /// Returns the number of events that are unsettled: waiting, in progress or retrying.
@@ -104,6 +108,26 @@ impl Stats {
         self.kinds.iter().map(|kind| kind.dead).sum()
     }
 
+    /// Returns the routes whose events wait although a worker could have begun them, with the number of these events: they
+    /// have waited for ten minutes, none is in progress or blocks others, and nothing is paused. Probably, no worker handles
+    /// the route.
+    #[must_use]
+    pub fn unattended(&self) -> Vec<(RouteName, u64)> {
+        let mut routes = BTreeMap::<_, (u64, bool)>::new();
+        for kind in &self.kinds {
+            let (waiting, is_attended) = routes.entry(kind.route.clone()).or_default();
+            *waiting += kind.waiting;
+            let is_late = self.age(kind).is_some_and(|age| age >= LATE);
+            *is_attended |= kind.in_progress + kind.blocking > 0
+                || kind.is_paused
+                || (kind.waiting > 0 && !is_late);
+        }
+        let late = routes.into_iter().filter(|(_, (waiting, is_attended))| {
+            *waiting > 0 && !is_attended && !self.is_paused()
+        });
+        late.map(|(route, (waiting, _))| (route, waiting)).collect()
+    }
+
     /// Returns the time since the oldest unsettled event of a kind was accepted.
     #[must_use]
     pub fn age(&self, kind: &KindStats) -> Option<Duration> {
@@ -118,7 +142,11 @@ impl Stats {
     }
 }
 
-/// One line for each kind that has unsettled events or dead letters, or is paused.
+/// For how long events of a route wait before it counts as unattended, and a worker has none before its route counts as
+/// idle.
+pub(super) const LATE: Duration = Duration::from_secs(10 * 60);
+
+/// One line for each type that has unsettled events or dead letters, or is paused.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_paused() {
@@ -131,7 +159,11 @@ impl fmt::Display for Stats {
             write!(
                 f,
                 "{}: {} waiting, {} in progress, {} retrying, {} dead",
-                kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
+                kind.event_type(),
+                kind.waiting,
+                kind.in_progress,
+                kind.retrying,
+                kind.dead
             )?;
             if let Some(age) = self.age(kind) {
                 write!(f, ", the oldest {} s ago", age.as_secs())?;
@@ -142,10 +174,12 @@ impl fmt::Display for Stats {
     }
 }
 
-/// The number of events of one kind, by state.
+/// The number of events of one type, by state.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct KindStats {
+    /// The route.
+    pub route: RouteName,
     /// The kind.
     pub kind: EventKind,
     /// Events without a failed attempt, and without an attempt in progress.
@@ -160,29 +194,15 @@ pub struct KindStats {
     pub blocking: u64,
     /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,
-    /// Whether the kind is paused.
+    /// Whether the type is paused, or its route.
     pub is_paused: bool,
 }
 
-#[cfg(any(feature = "sqlite", feature = "postgres"))]
 impl KindStats {
-    /// Adds up the kinds of all namespaces, in the order of their names.
-    pub(crate) fn by_name(mut kinds: Vec<Self>) -> Vec<Self> {
-        kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
-        kinds.dedup_by(|other, sum| {
-            let is_same = other.kind == sum.kind;
-            if is_same {
-                sum.waiting += other.waiting;
-                sum.in_progress += other.in_progress;
-                sum.retrying += other.retrying;
-                sum.dead += other.dead;
-                sum.blocking += other.blocking;
-                sum.oldest = sum.oldest.into_iter().chain(other.oldest).min();
-                sum.is_paused |= other.is_paused;
-            }
-            is_same
-        });
-        kinds
+    /// Returns the type.
+    #[must_use]
+    pub fn event_type(&self) -> EventType {
+        EventType::new(self.route.clone(), self.kind.clone())
     }
 }
 
@@ -192,6 +212,8 @@ impl KindStats {
 pub struct EventSummary {
     /// Its number.
     pub id: EventId,
+    /// The route at which it was accepted.
+    pub route: RouteName,
     /// Its kind.
     pub kind: EventKind,
     /// Its idempotency key.
@@ -246,6 +268,8 @@ pub struct PastFailure {
 pub struct Filter {
     /// The event is in one of these states. If empty, it may be in any state.
     pub states: Vec<EventState>,
+    /// The event was accepted at one of these routes. If empty, it may be of any route.
+    pub routes: Vec<RouteName>,
     /// The event is of one of these kinds. If empty, it may be of any kind.
     pub kinds: Vec<EventKind>,
     /// The event is of the chat with this id.
@@ -303,6 +327,13 @@ impl Filter {
         self
     }
 
+    /// Selects events that were accepted at these routes.
+    #[must_use]
+    pub fn routes(mut self, routes: impl IntoIterator<Item = RouteName>) -> Self {
+        self.routes = routes.into_iter().collect();
+        self
+    }
+
     /// Selects events of these kinds.
     #[must_use]
     pub fn kinds(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
@@ -357,6 +388,7 @@ impl Filter {
     #[must_use]
     pub fn matches(&self, event: &EventSummary) -> bool {
         (self.states.is_empty() || self.states.contains(&event.state))
+            && (self.routes.is_empty() || self.routes.contains(&event.route))
             && (self.kinds.is_empty() || self.kinds.contains(&event.kind))
             && (self.chat.is_none() || self.chat == event.chat)
             && (self.key.is_none() || self.key == event.key)

@@ -1,13 +1,14 @@
-//! The settings of a worker, beside the limits that it shares with its inbox: retries, and whether a chat waits for an event that
+//! The settings of a worker, beside the limits of its routes: retries, and whether a chat waits for an event that
 //! failed (`OnFailure`).
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::event::Kinds;
 use super::retry::Retry;
-use crate::event::EventKind;
+use crate::delivery::RawDelivery;
+use crate::route::{EventType, RouteName};
 
 /// Whether the later events of a chat wait when an attempt fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,10 +23,11 @@ pub enum OnFailure {
 #[derive(Clone, Debug)]
 pub(super) struct Rules {
     pub(super) concurrency: usize,
-    pub(super) kinds: Kinds,
+    /// The event types that are taken. `None` for all.
+    pub(super) only: Option<BTreeSet<EventType>>,
     pub(super) retry: Retry,
     pub(super) on_failure: OnFailure,
-    pub(super) on_failure_of: BTreeMap<EventKind, OnFailure>,
+    pub(super) on_failure_of: BTreeMap<EventType, OnFailure>,
     pub(super) hold_lane_on_dead: bool,
     pub(super) max_crashes: u32,
     pub(super) trip_after: usize,
@@ -36,7 +38,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             concurrency: 32,
-            kinds: Kinds::all(),
+            only: None,
             retry: Retry::default(),
             on_failure: OnFailure::default(),
             on_failure_of: BTreeMap::new(),
@@ -62,9 +64,24 @@ impl Rules {
         most.max(1)
     }
 
-    /// Whether the lane of an event of this kind waits for its next attempt.
-    pub(super) fn blocks_lane(&self, kind: &EventKind) -> bool {
-        let on_failure = self.on_failure_of.get(kind).unwrap_or(&self.on_failure);
-        *on_failure == OnFailure::Block
+    /// Whether the lane of an event waits for its next attempt.
+    pub(super) fn blocks_lane(&self, event: &RawDelivery) -> bool {
+        // A search, since a look-up would need an `EventType` of its own. There are few.
+        let mut of_types = self.on_failure_of.iter();
+        let is_it = |of: &EventType| of.route == *event.route() && of.kind == *event.kind();
+        let of_type = of_types.find(|(of, _)| is_it(of));
+        *of_type.map_or(&self.on_failure, |(_, rule)| rule) == OnFailure::Block
+    }
+
+    /// The kinds that are taken of a route.
+    pub(super) fn kinds(&self, route: &RouteName) -> Kinds {
+        let kinds = match &self.only {
+            None => Kinds::all(),
+            Some(only) => {
+                let at_route = only.iter().filter(|of| of.route == *route);
+                Kinds::only(at_route.map(|of| of.kind.clone()))
+            }
+        };
+        kinds.at(route.clone())
     }
 }

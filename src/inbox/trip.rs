@@ -1,4 +1,4 @@
-//! Tripped kinds, whose events all fail: one event at a time is tried, until one succeeds.
+//! Tripped event types, whose events all fail: one event at a time is tried, until one succeeds.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::event::EventId;
-use crate::event::EventKind;
 use crate::outcome::Outcome;
+use crate::route::EventType;
 
 /// The delay before the first probe, and the longest one.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -18,7 +18,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 pub(super) struct Trips {
     /// The number of lanes in which events have to fail.
     limit: usize,
-    kinds: BTreeMap<EventKind, Trip>,
+    kinds: BTreeMap<EventType, Trip>,
     /// The number of probes so far.
     probes: u64,
 }
@@ -45,7 +45,7 @@ struct Tripped {
 /// An attempt of an event of a kind that is tripped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Probe {
-    pub(super) kind: EventKind,
+    pub(super) of: EventType,
     /// The event that a person wants to be tried.
     pub(super) event: Option<EventId>,
     number: u64,
@@ -89,14 +89,14 @@ impl Trips {
     }
 
     /// The kinds that are tripped, and when the next probe of each is due: in the past if one is in progress.
-    pub(super) fn tripped(&self) -> impl Iterator<Item = (&EventKind, Instant)> {
+    pub(super) fn tripped(&self) -> impl Iterator<Item = (&EventType, Instant)> {
         self.kinds
             .iter()
             .filter_map(|(kind, trip)| Some((kind, trip.tripped.as_ref()?.next)))
     }
 
     /// Makes an event the next probe, if its kind is tripped, and returns whether it is.
-    pub(super) fn want(&mut self, kind: &EventKind, event: EventId) -> bool {
+    pub(super) fn want(&mut self, kind: &EventType, event: EventId) -> bool {
         let trip = self.kinds.get_mut(kind);
         let Some(tripped) = trip.and_then(|trip| trip.tripped.as_mut()) else {
             return false;
@@ -109,13 +109,13 @@ impl Trips {
     }
 
     /// Notes a success, and returns whether that ends a trip of the kind.
-    pub(super) fn succeeded(&mut self, kind: &EventKind) -> bool {
+    pub(super) fn succeeded(&mut self, kind: &EventType) -> bool {
         let trip = self.kinds.remove(kind);
         trip.is_some_and(|trip| trip.tripped.is_some())
     }
 
     /// Notes a failure, and returns whether it trips the kind. `lane` is the event's lane, or the event itself.
-    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> bool {
+    pub(super) fn failed(&mut self, kind: &EventType, lane: i64) -> bool {
         let trip = self.kinds.entry(kind.clone()).or_default();
         if trip.tripped.is_some() {
             return false;
@@ -138,7 +138,7 @@ impl Trips {
 
     /// Plans the next probe, unless this one succeeded.
     pub(super) fn probe_ended(&mut self, ended: &Probe) {
-        if let Some(trip) = self.kinds.get_mut(&ended.kind)
+        if let Some(trip) = self.kinds.get_mut(&ended.of)
             && let Some(tripped) = &mut trip.tripped
             && tripped.probe == Some(ended.number)
         {
@@ -155,7 +155,7 @@ impl Trips {
         let (kind, event) = (kind.clone(), tripped.wanted.take());
         self.probes = number;
         Some(Probe {
-            kind,
+            of: kind,
             event,
             number,
         })
@@ -167,7 +167,7 @@ impl Trips {
     }
 
     /// The tripped kinds of which no probe is in progress.
-    fn waiting(&mut self) -> impl Iterator<Item = (&EventKind, &mut Tripped)> {
+    fn waiting(&mut self) -> impl Iterator<Item = (&EventType, &mut Tripped)> {
         self.kinds
             .iter_mut()
             .filter_map(|(kind, trip)| Some((kind, trip.tripped.as_mut()?)))
@@ -196,21 +196,24 @@ mod tests {
     use tokio::time::advance;
 
     use super::*;
+    use crate::event::EventKind;
 
-    const KIND: EventKind = EventKind::CHAT_RATED;
+    fn rated() -> EventType {
+        EventKind::CHAT_RATED.into()
+    }
 
     #[tokio::test(start_paused = true)]
     async fn failures_in_different_lanes_trip_a_kind() {
         let mut trips = Trips::new(3);
         for lane in [1, 1, 1, 2, 2] {
-            assert!(!trips.failed(&KIND, lane));
+            assert!(!trips.failed(&rated(), lane));
         }
-        let other = trips.failed(&EventKind::CHAT_CLOSED, 3);
+        let other = trips.failed(&EventKind::CHAT_CLOSED.into(), 3);
         assert!(!other);
-        assert!(trips.failed(&KIND, 3));
+        assert!(trips.failed(&rated(), 3));
         let tripped: Vec<_> = trips.tripped().map(|(kind, _)| kind.clone()).collect();
-        assert_eq!(tripped, [KIND]);
-        assert!(!trips.failed(&KIND, 4));
+        assert_eq!(tripped, [rated()]);
+        assert!(!trips.failed(&rated(), 4));
     }
 
     #[test]
@@ -225,9 +228,9 @@ mod tests {
     async fn a_success_ends_the_count() {
         let mut trips = Trips::new(2);
         for lane in 0..10 {
-            assert!(!trips.failed(&KIND, lane));
+            assert!(!trips.failed(&rated(), lane));
             assert!(!trips.is_empty());
-            assert!(!trips.succeeded(&KIND));
+            assert!(!trips.succeeded(&rated()));
         }
         assert!(trips.is_empty());
     }
@@ -235,7 +238,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_tripped_kind_is_probed_ever_less_often() {
         let mut trips = Trips::new(1);
-        trips.failed(&KIND, 1);
+        trips.failed(&rated(), 1);
         let mut last = Duration::ZERO;
         let mut numbers = HashSet::new();
         for _ in 0..20 {
@@ -248,26 +251,26 @@ mod tests {
             last = delay;
             advance(delay).await;
             let probe = trips.begin_probe().unwrap();
-            assert_eq!(probe.kind, KIND);
+            assert_eq!(probe.of, rated());
             assert!(numbers.insert(probe.number));
             assert_eq!(trips.begin_probe(), None, "one probe at a time");
             assert_eq!(trips.next_probe(), None);
-            assert!(!trips.failed(&KIND, 2));
+            assert!(!trips.failed(&rated(), 2));
             assert_eq!(trips.next_probe(), None, "the probe has not ended");
             trips.probe_ended(&probe);
             let next = trips.next_probe();
             trips.probe_ended(&probe);
             assert_eq!(trips.next_probe(), next, "it ended twice");
         }
-        assert!(trips.succeeded(&KIND));
+        assert!(trips.succeeded(&rated()));
         assert_eq!(trips.next_probe(), None);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_event_that_a_person_wants_is_the_next_probe() {
         let mut trips = Trips::new(1);
-        assert!(!trips.want(&KIND, EventId(7)), "the kind is not tripped");
-        trips.failed(&KIND, 1);
+        assert!(!trips.want(&rated(), EventId(7)), "the kind is not tripped");
+        trips.failed(&rated(), 1);
         for _ in 0..10 {
             advance(trips.next_probe().unwrap() - Instant::now()).await;
             let probe = trips.begin_probe().unwrap();
@@ -279,10 +282,10 @@ mod tests {
         advance(SHORTEST).await;
         // The second one is wanted while the first one is tried.
         let wanted = [EventId(7), EventId(8)];
-        assert!(trips.want(&KIND, wanted[0]));
+        assert!(trips.want(&rated(), wanted[0]));
         let probe = trips.begin_probe().unwrap();
         assert_eq!(probe.event, Some(wanted[0]));
-        assert!(trips.want(&KIND, wanted[1]));
+        assert!(trips.want(&rated(), wanted[1]));
         assert_eq!(trips.begin_probe(), None, "one probe at a time");
         trips.probe_ended(&probe);
         assert_eq!(trips.begin_probe(), None, "one a second");

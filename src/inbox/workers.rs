@@ -1,14 +1,15 @@
 //! The workers of an inbox in this process, which get events in the step that accepts them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::time::Instant;
 
 use super::event::{EventId, NewEvent, Take, TakenEvent};
-use crate::event::EventKind;
 use crate::lock::lock;
+use crate::route::{EventType, RouteName};
 
 /// Ends an attempt of an event that was given up.
 pub(super) type Revocation = Box<dyn FnOnce() + Send>;
@@ -33,10 +34,14 @@ pub(super) trait Local: Send + Sync {
     /// Returns what ends the attempt of an event, if it is in progress.
     fn revocation(&self, id: EventId) -> Option<Revocation>;
     /// Returns the kinds that are tripped, and when the next probe of each is due.
-    fn tripped(&self) -> Vec<(EventKind, Instant)>;
+    fn tripped(&self) -> Vec<(EventType, Instant)>;
     /// Makes an event the next probe of its kind if that is tripped, and returns whether it is.
-    fn probe(&self, kind: &EventKind, id: EventId) -> bool;
+    fn probe(&self, kind: &EventType, id: EventId) -> bool;
     fn check(&self);
+    /// Whether it handles a route.
+    fn handles(&self, route: &RouteName) -> bool;
+    /// Returns the routes of which it has had no event for so long since it was started.
+    fn idle(&self, time: Duration) -> Vec<RouteName>;
 }
 
 impl Workers {
@@ -64,7 +69,7 @@ impl Workers {
     }
 
     /// Returns the kinds that are tripped in a worker, and when the next probe of each is due.
-    pub(super) fn tripped(&self) -> BTreeMap<EventKind, Instant> {
+    pub(super) fn tripped(&self) -> BTreeMap<EventType, Instant> {
         let mut tripped = BTreeMap::new();
         for registered in &*lock(&self.all) {
             for (kind, next) in registered.worker.tripped() {
@@ -76,11 +81,27 @@ impl Workers {
     }
 
     /// Makes an event the next probe of its kind, if that is tripped in a worker.
-    pub(super) fn probe(&self, kind: &EventKind, id: EventId) {
+    pub(super) fn probe(&self, kind: &EventType, id: EventId) {
         let all = lock(&self.all);
         let _ = all
             .iter()
             .any(|registered| registered.worker.probe(kind, id));
+    }
+
+    /// Whether a worker handles a route.
+    pub(super) fn handle(&self, route: &RouteName) -> bool {
+        let all = lock(&self.all);
+        all.iter()
+            .any(|registered| registered.worker.handles(route))
+    }
+
+    /// Returns the routes of which a worker has had no event for so long since it was started.
+    pub(super) fn idle(&self, time: Duration) -> BTreeSet<RouteName> {
+        let all = lock(&self.all);
+        let idle = all
+            .iter()
+            .flat_map(|registered| registered.worker.idle(time));
+        idle.collect()
     }
 
     /// Makes all workers ask the queue which of their leases are still held.

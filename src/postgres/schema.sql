@@ -43,21 +43,22 @@ CREATE TABLE {schema}.keys (
     CHECK (num_nonnulls(fence, lease_until) <> 1)
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
 
--- `is_seen`: an event of the kind was accepted. `namespace` is a digest, and 0 for the empty one. A pause is in the row of
--- namespace 0, and applies to all: `paused`, since when, or 0; `note`, who paused it and why. The kind without a name is all of them, so that a pause of everything is a row as any
--- other. Those with a number up to 8 are the platform's own in namespace 0, and stay. Any other is deleted after its last
--- event: the header that names a kind is not signed, so anybody who captured a delivery may make new ones.
+-- The kinds of events at each route. `is_seen`: an event of the kind was accepted. `paused`: since when, or 0; `note`: who
+-- paused it and why. The kind without a name is all of its route, and that without a route everything, so that their pauses
+-- are rows as any other. Those with a number up to 8, everything and the platform's own, stay. Any other is deleted after
+-- its last event, unless it is paused: the header that names a kind is not signed, so anybody who captured a delivery may
+-- make new ones.
 CREATE TABLE {schema}.kinds (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL,
+    route text COLLATE "C" NOT NULL,
     is_seen boolean NOT NULL,
     paused bigint NOT NULL DEFAULT 0,
     note text,
-    namespace bigint NOT NULL DEFAULT 0,
-    UNIQUE (name, namespace)
+    UNIQUE (name, route)
 );
-INSERT INTO {schema}.kinds (name, is_seen)
-SELECT name, false FROM unnest(ARRAY[
+INSERT INTO {schema}.kinds (name, route, is_seen)
+SELECT name, CASE name WHEN '' THEN '' ELSE 'chat-platform' END, false FROM unnest(ARRAY[
     '', 'chat-assigned', 'chat-opened', 'chat-closed', 'chat-reopened', 'chat-transferred', 'chat-rated',
     'message-created'
 ]) AS own (name);
@@ -182,7 +183,7 @@ CREATE TABLE {schema}.failures (
 -- Person ---------------------------------------------------------------------------------------------------------------
 
 -- What persons did, for a while. `event`: the event that was changed, if it was one, until its chat is forgotten.
--- `about`: the kind of a pause, a digest of the chat that was forgotten, or what a change of all that match selects, as the
+-- `about`: what was paused, a digest of the chat that was forgotten, or what a change of all that match selects, as the
 -- columns from `state` on. `chat`: the chat in its filter. `reached`: the last event that it has looked at. `stepped`:
 -- when its last step was made.
 CREATE TABLE {schema}.actions (
@@ -206,8 +207,8 @@ CREATE INDEX actions_running ON {schema}.actions (number) WHERE state = 'running
 CREATE INDEX actions_chat ON {schema}.actions (chat) WHERE chat IS NOT NULL;
 
 -- What each process has counted in each minute since 1970; `span` is 1. A purge puts what is old together by 30 minutes, and
--- later by 720, of process 0; `span` is their number. `kind` is empty for none. `sample`: of requests that were refused,
--- lines about one of them, and its key, until its chat is forgotten.
+-- later by 720, of process 0; `span` is their number. `kind` is an event type, or a route with a slash if the kind is not
+-- known. `sample`: of requests that were refused, lines about one of them, and its key, until its chat is forgotten.
 CREATE TABLE {schema}.counts (
     series text COLLATE "C" NOT NULL,
     span integer NOT NULL,

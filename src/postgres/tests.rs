@@ -26,7 +26,7 @@ use super::schema::MIGRATIONS;
 use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
-use crate::inbox::event::{Kinds, Lane, Namespace, NewEvent, Settlement, Take};
+use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Queue, Settled};
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
@@ -103,7 +103,6 @@ impl Process {
         let key = |of: &str| EventKey::new(of, &number.to_be_bytes(), b"{}");
         let chat = format!("chat-{}", number % 3);
         let event = NewEvent {
-            namespace: Namespace::default(),
             delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
             key: Some(key("inbox")),
             guard: None,
@@ -121,7 +120,7 @@ impl Process {
         let settled = queue.settle.settle(&lease, &Settlement::Handled, None);
         assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
         assert!(queue.list.get(id).await.unwrap().is_some());
-        queue.claim.claim(&take, 1, 1).await.unwrap();
+        queue.claim.claim(&[take.into()], 1, 1).await.unwrap();
 
         let claim = self.store.claim(&key("inline"), HOUR, HOUR).await.unwrap();
         let Claim::Acquired(lease) = claim else {

@@ -29,7 +29,7 @@ use crate::store::{
 /// 503, and those in flight can still be recorded.
 ///
 /// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a
-/// [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that has no effect. With a shorter one, a
+/// [`store_timeout`](crate::Webhooks::store_timeout) above that has no effect. With a shorter one, a
 /// connection is replaced that was silent for 250 ms when an operation ran out of time. The operations of a runtime
 /// share one connection. Leases and retentions end after 30 years.
 ///

@@ -30,7 +30,7 @@ pub(super) struct Description {
     /// The sender sends equal bodies on purpose, so they are no replay.
     #[serde(default)]
     equal_bodies: bool,
-    /// It is the chat platform: its namespace is empty, its event types are tokens, and it has a brand.
+    /// It is the chat platform: its event types are tokens, and it has a brand.
     #[serde(default)]
     platform: bool,
     #[serde(default)]
@@ -171,7 +171,7 @@ impl Description {
     /// Returns the sender, or what is wrong, with the name of the field.
     pub(super) fn sender(self) -> Result<Sender, String> {
         let name = self.name.as_str();
-        // The name is also the default namespace and, without `kind`, the event type. Both have limited characters.
+        // The name is also that of the route and, without `kind`, the event type. Both have limited characters.
         let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
         if name.is_empty() || name.len() > 64 || !name.bytes().all(is_word) {
             return Err("name: use 1 to 64 letters, digits, `-`, `_` and `.`".to_owned());

@@ -279,14 +279,19 @@ impl Sender {
         !it.has_equal_bodies && !self.covers_key() && it.schemes.iter().any(is_signed)
     }
 
+    /// Whether it is the chat platform, whose events this crate knows.
+    pub(crate) fn is_chat_platform(&self) -> bool {
+        self.described.is_platform
+    }
+
+    /// What the events have in common that are handled in order, if this one has it.
+    pub(crate) fn order_of(&self, body: &[u8]) -> Option<String> {
+        self.described.order_of(body)
+    }
+
     /// Where an event says which others it must not overtake: empty if it does not.
     pub(crate) fn order(&self) -> &[Pointer] {
         &self.described.order
-    }
-
-    /// The namespace of its keys, unless one is set. That of the chat platform is empty.
-    pub(crate) fn namespace(&self) -> Option<&str> {
-        (!self.described.is_platform).then(|| self.name())
     }
 
     pub(crate) fn described(&self) -> &Described {
@@ -362,7 +367,7 @@ mod tests {
     fn the_chat_platform_is_described_as_it_is_documented() {
         let platform = Sender::chat_platform();
         assert_eq!(platform.name(), "chat-platform");
-        assert_eq!(platform.namespace(), None);
+        assert!(platform.is_chat_platform());
         assert_eq!(platform.policy(), SenderPolicy::default());
         assert!(!platform.covers_key() && !platform.needs_replay_guard());
         assert!(!platform.is_asymmetric() && platform.order().is_empty());
@@ -372,7 +377,7 @@ mod tests {
             .replace("chat-platform", "copy")
             .replace("true", "false");
         let copy = Sender::from_json(&copy).unwrap();
-        assert_eq!(copy.namespace(), Some("copy"));
+        assert!(!copy.is_chat_platform());
         assert!(copy.branded("acme").is_err());
     }
 

@@ -37,11 +37,11 @@ macro_rules! profiles {
 profiles! {
     /// The chat platform, which [`event`](crate::event) has the types of.
     chat_platform = "chat-platform";
-    /// [Standard Webhooks](https://www.standardwebhooks.com), which many senders follow. Give it their name in a
-    /// [namespace](crate::Webhooks::namespace).
+    /// [Standard Webhooks](https://www.standardwebhooks.com), which many senders follow. Give the route their
+    /// [name](crate::Webhooks::name).
     standard_webhooks = "standard-webhooks";
-    /// [Standard Webhooks](https://www.standardwebhooks.com) that are signed with a private key of Ed25519. Give it the
-    /// sender's name in a [namespace](crate::Webhooks::namespace).
+    /// [Standard Webhooks](https://www.standardwebhooks.com) that are signed with a private key of Ed25519. Give the
+    /// route the sender's [name](crate::Webhooks::name).
     standard_webhooks_v1a = "standard-webhooks-v1a" if "public-keys";
     /// Svix, with the headers `svix-*` or `webhook-*`.
     svix = "svix";

@@ -33,10 +33,10 @@ const UNCOUNTED: usize = 64 * 1024;
 
 /// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
-pub(super) struct Budget {
+pub(crate) struct Budget {
     large: Arc<Mutex<Large>>,
     uncounted: usize,
-    pub(super) limit: usize,
+    pub(crate) limit: usize,
     /// The `Retry-After` of the refusal when the limit is exceeded.
     pub(super) retry_after: Duration,
 }
@@ -212,10 +212,10 @@ impl Drop for Share {
 
 /// The limits of a body.
 #[derive(Clone, Debug)]
-pub(super) struct Bounds {
-    pub(super) max_body: usize,
-    pub(super) timeout: Duration,
-    pub(super) budget: Budget,
+pub(crate) struct Bounds {
+    pub(crate) max_body: usize,
+    pub(crate) timeout: Duration,
+    pub(crate) budget: Budget,
 }
 
 /// The time that each body has, and the bytes per second for which it has more.

@@ -6,21 +6,23 @@ use std::sync::Arc;
 use super::buffer::Bounds;
 use super::verify::Authentication;
 use crate::event::EventKind;
+use crate::route::RouteName;
 use crate::sender::Sender;
 use crate::telemetry::{Observers, Throttle};
 use crate::verified::Verified;
 
 #[derive(Clone, Debug)]
-pub(super) struct Config {
+pub(crate) struct Config {
     pub(super) authentication: Authentication,
-    pub(super) sender: Sender,
-    pub(super) bounds: Bounds,
-    pub(super) require_key: bool,
+    pub(crate) route: RouteName,
+    pub(crate) sender: Sender,
+    pub(crate) bounds: Bounds,
+    pub(crate) require_key: bool,
     /// The kinds that are passed on. `None` is all.
-    pub(super) kept: Option<Arc<BTreeSet<EventKind>>>,
+    pub(crate) kept: Option<Arc<BTreeSet<EventKind>>>,
     // All services of the layer share it: a flood is one flood, however many there are.
     pub(super) throttle: Arc<Throttle>,
-    pub(super) observers: Observers,
+    pub(crate) observers: Observers,
 }
 
 impl Config {

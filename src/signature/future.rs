@@ -77,11 +77,11 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         head: Parts,
         config: Arc<Config>,
     ) -> Self {
-        let mut watch = DeliveryWatch::new(&config.observers);
+        let mut watch = DeliveryWatch::new(&config.observers, &config.route, &config.sender);
         watch.refused(|| asked(&head, &config));
         let headers = head.headers;
         Self {
-            span: DeliverySpan::new(&headers),
+            span: DeliverySpan::new(&headers, &config.route),
             watch,
             state: State::Decided {
                 decided: Some((decided, headers)),
@@ -97,8 +97,8 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         inner: S,
         config: Arc<Config>,
     ) -> Self {
-        let span = DeliverySpan::new(&parts.headers);
-        let watch = DeliveryWatch::new(&config.observers);
+        let span = DeliverySpan::new(&parts.headers, &config.route);
+        let watch = DeliveryWatch::new(&config.observers, &config.route, &config.sender);
         let rest = Some((parts, inner));
         Self {
             span,
@@ -347,7 +347,7 @@ fn read(
         return reply.map(Read::Challenge);
     }
     let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
-    let delivery = RawDelivery::received(kind, key, body);
+    let delivery = RawDelivery::received(kind, key, body).with_route(config.route.clone());
     span.verified(
         &delivery,
         secret

@@ -1,4 +1,3 @@
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,17 +10,19 @@ use super::service::Signature;
 use super::sign::check;
 use super::verify::Authentication;
 use crate::config::ConfigError;
-use crate::event::{EventKind, SenderPolicy};
+use crate::event::SenderPolicy;
+use crate::route::RouteName;
 use crate::sender::Sender;
-use crate::telemetry::{Observer, Observers};
+use crate::telemetry::Observers;
 
 /// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
 ///
-/// See the [module](super) for an example.
+/// [`new`](Self::new) gives it the defaults. With other settings, it is one of the layers that
+/// [`Webhooks::into_layers`](crate::Webhooks::into_layers) returns. See the [module](super) for an example.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SignatureLayer {
-    config: Config,
+    pub(crate) config: Config,
 }
 
 impl SignatureLayer {
@@ -41,6 +42,7 @@ impl SignatureLayer {
         Self {
             config: Config {
                 authentication,
+                route: RouteName::default(),
                 sender: Sender::default(),
                 bounds: Bounds {
                     max_body: 1024 * 1024,
@@ -56,111 +58,22 @@ impl SignatureLayer {
         }
     }
 
-    /// Sets who sends the deliveries: the chat platform by default.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// use tower_webhook::{Secret, Sender, SignatureLayer};
-    ///
-    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?)
-    ///     .sender(Sender::chat_platform().branded("acme")?)?;
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or the token of its
-    /// challenges is missing.
-    pub fn sender(self, sender: Sender) -> Result<Self, ConfigError> {
+    /// Receives deliveries of a sender at a route. Refuses a secret that is not written as the sender writes its secrets.
+    pub(crate) fn at(mut self, route: RouteName, sender: Sender) -> Result<Self, ConfigError> {
         // Here and not at the first delivery, which would be refused.
         sender.check()?;
         if let Authentication::Signed(secrets) = &self.config.authentication {
             check(&sender, secrets)?;
         }
         // `Retry-After` asks for the time after which this sender retries anyway.
-        let mut layer = self.sender_policy(sender.policy());
-        layer.config.sender = sender;
-        Ok(layer)
-    }
-
-    /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
-    /// ([`Refusal::BodyTooLarge`](super::Refusal::BodyTooLarge)).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_webhook::{Secret, SignatureLayer};
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).max_body(256 * 1024);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn max_body(mut self, bytes: usize) -> Self {
-        self.config.bounds.max_body = bytes;
-        self
-    }
-
-    /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
-    ///
-    /// Clones of the layer share the limit. A body no longer counts once it is complete.
-    /// Beyond the limit, the slowest body is given up for another, and answered with 503
-    /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)): the one with the most memory, multiplied by the time since its
-    /// last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their tasks have run.
-    ///
-    /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
-    /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
-    pub fn max_buffered(mut self, bytes: usize) -> Self {
-        self.config.bounds.budget.limit = bytes;
-        self
-    }
-
-    /// Sets how long a body may take to arrive at most: 10 seconds by default. A body whose length is declared has less:
-    /// 2 seconds, and another one for each 32 KiB. A slower one is answered with 408
-    /// ([`Refusal::BodyTimeout`](super::Refusal::BodyTimeout)).
-    ///
-    /// ```
-    /// # use std::time::Duration;
-    /// # use tower_webhook::{Secret, SignatureLayer};
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).body_timeout(Duration::from_secs(5));
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn body_timeout(mut self, timeout: Duration) -> Self {
-        self.config.bounds.timeout = timeout;
-        self
-    }
-
-    /// Answers a delivery without an `Idempotency-Key` with 400
-    /// ([`Refusal::MissingKey`](super::Refusal::MissingKey)). By default it is handled without
-    /// deduplication, because the test request of
-    /// [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5) has no key.
-    pub fn require_key(mut self) -> Self {
-        self.config.require_key = true;
-        self
-    }
-
-    /// Reports each delivery, and each request that is refused, to an observer: see [`telemetry`](crate::telemetry).
-    ///
-    /// ```
-    /// # use tower_webhook::telemetry::FailureBudget;
-    /// # use tower_webhook::{Secret, SignatureLayer};
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).observer(FailureBudget::default());
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn observer(self, observer: impl Observer) -> Self {
-        self.observers(Observers::new(observer))
-    }
-
-    pub(crate) fn observers(mut self, observers: Observers) -> Self {
-        self.config.observers = observers;
-        self
+        self.config.bounds.budget.retry_after = sender.policy().retry_every;
+        self.config.route = route;
+        self.config.sender = sender;
+        Ok(self)
     }
 
     /// Returns the memory, in bytes, that bodies take now which are being received. The first 64 KiB of each do not count,
-    /// as for [`max_buffered`](Self::max_buffered).
+    /// as for [`max_buffered`](crate::Webhooks::max_buffered).
     #[must_use]
     pub fn buffered(&self) -> usize {
         self.config.bounds.budget.used()
@@ -169,19 +82,14 @@ impl SignatureLayer {
     /// Records the memory of the bodies that are being received: see the [table of metrics](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn record_metrics(&self) {
-        metrics::gauge!(crate::telemetry::BUFFERED).set(self.buffered() as f64);
+        Self::record_all(std::slice::from_ref(self));
     }
 
-    /// Answers authentic deliveries of other kinds than these. `None` is all.
-    pub(crate) fn keep(mut self, kinds: Option<BTreeSet<EventKind>>) -> Self {
-        self.config.kept = kinds.map(Arc::new);
-        self
-    }
-
-    /// Derives `Retry-After` from the limits of a sender.
-    pub(crate) fn sender_policy(mut self, policy: SenderPolicy) -> Self {
-        self.config.bounds.budget.retry_after = policy.retry_every;
-        self
+    /// Records the sum of several layers.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn record_all(layers: &[Self]) {
+        let buffered: usize = layers.iter().map(Self::buffered).sum();
+        metrics::gauge!(crate::telemetry::BUFFERED).set(buffered as f64);
     }
 }
 

@@ -11,15 +11,13 @@
 //! The layer alone, without deduplication:
 //!
 //! ```
-//! use std::time::Duration;
-//!
 //! use tower::ServiceBuilder;
 //! use tower_webhook::event::ChatRated;
 //! use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
 //!
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {
 //! let service = ServiceBuilder::new()
-//!     .layer(SignatureLayer::new(Secret::new("8c1f…")?).body_timeout(Duration::from_secs(5)))
+//!     .layer(SignatureLayer::new(Secret::new("8c1f…")?))
 //!     .service(EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(())));
 //! # Ok(())
 //! # }

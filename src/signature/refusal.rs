@@ -23,18 +23,18 @@ use crate::telemetry::Throttle;
 pub enum Refusal {
     /// The method is not POST.
     MethodNotAllowed,
-    /// The body, or its `Content-Length`, exceeds [`max_body`](super::SignatureLayer::max_body).
+    /// The body, or its `Content-Length`, exceeds [`max_body`](crate::Webhooks::max_body).
     BodyTooLarge {
         /// The limit in bytes.
         limit: usize,
     },
-    /// The bodies that are being received exceed [`max_buffered`](super::SignatureLayer::max_buffered), and this one was
+    /// The bodies that are being received exceed [`max_buffered`](crate::Webhooks::max_buffered), and this one was
     /// the slowest.
     Overloaded {
         /// The delay that the answer asks for.
         retry_after: Duration,
     },
-    /// The body did not arrive in time: see [`body_timeout`](super::SignatureLayer::body_timeout).
+    /// The body did not arrive in time: see [`body_timeout`](crate::Webhooks::body_timeout).
     BodyTimeout {
         /// The time limit.
         limit: Duration,
@@ -53,7 +53,7 @@ pub enum Refusal {
     UnreadableEvent(Arc<dyn Error + Send + Sync>),
     /// There are several idempotency keys, and they differ.
     ConflictingKeys,
-    /// There is no idempotency key, and [`require_key`](super::SignatureLayer::require_key) was called.
+    /// There is no idempotency key, and [`require_key`](crate::Webhooks::require_key) was called.
     MissingKey,
 }
 

@@ -9,14 +9,15 @@ use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 
 use crate::delivery::{RawDelivery, SPOOLED};
-use crate::inbox::event::{Failure, Namespace, NewEvent, TakenEvent};
+use crate::inbox::event::{Failure, NewEvent, TakenEvent};
 use crate::inbox::headers;
+use crate::route::RouteName;
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
 /// What the tables have no column for, or what their columns do not keep for another queue.
 #[derive(Serialize, Deserialize)]
 struct Rest {
-    namespace: i64,
+    route: String,
     key: Digests,
     guard: Option<Digests>,
     chat: Option<String>,
@@ -59,7 +60,7 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
         .key
         .get_or_insert_with(|| EventKey::of_digests(fastrand::u128(..), 0));
     let rest = Rest {
-        namespace: event.namespace.0,
+        route: event.delivery.route().to_string(),
         key: Digests::of(&key),
         guard: event.guard.as_ref().map(Digests::of),
         chat: event.chat.clone(),
@@ -74,7 +75,8 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
     if rest.contains('\x7f') {
         rest = rest.replace('\x7f', "\\u007f");
     }
-    event.namespace = Namespace::default();
+    // One route in the file, so that one claim takes the events of all.
+    event.delivery = event.delivery.with_route(RouteName::default());
     event.retain = Duration::ZERO;
     Ok((event, headers::line(&SPOOLED, rest.as_bytes())))
 }
@@ -90,12 +92,12 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let spooled_at = u64::try_from(spooled_at.as_millis()).ok()?;
     headers.insert(SPOOLED, HeaderValue::from(spooled_at));
     Some(NewEvent {
-        namespace: Namespace(rest.namespace),
         delivery: RawDelivery::received(
             delivery.kind().clone(),
             delivery.key().cloned(),
             delivery.body().clone(),
         )
+        .with_route(rest.route.parse().ok()?)
         .with_headers(headers),
         key: Some(rest.key.event_key()),
         guard: rest.guard.map(|guard| guard.event_key()),
@@ -130,5 +132,60 @@ pub(super) fn dead_letter(event: NewEvent, outcome: &str, reason: &str) -> NewEv
         guard: None,
         dead: Some(Failure::new(outcome, reason)),
         ..event
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use super::*;
+    use crate::event::EventKind;
+    use crate::inbox::event::{EventId, EventLease};
+    use crate::store::Fence;
+
+    /// An event as the file hands it out: with one line more, and without the route.
+    fn taken(packed: &NewEvent, line: &[u8]) -> TakenEvent {
+        let mut lines = headers::to_bytes(packed.delivery.headers()).unwrap_or_default();
+        lines.extend_from_slice(line);
+        TakenEvent {
+            lease: EventLease {
+                id: EventId(1),
+                fence: Fence(1),
+                place: 0,
+            },
+            delivery: packed
+                .delivery
+                .clone()
+                .with_headers(headers::from_bytes(&lines))
+                .with_attempt(NonZeroU32::MIN)
+                .with_acceptance(SystemTime::now(), false),
+            lane: packed.lane,
+            failures: 0,
+            crashes: 0,
+            tried_for: None,
+            uncounted: 0,
+        }
+    }
+
+    #[test]
+    fn an_event_keeps_its_route() {
+        for name in ["chat-platform", "github-europe"] {
+            let route: RouteName = name.parse().unwrap();
+            let event = NewEvent {
+                delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_route(route.clone()),
+                key: None,
+                guard: None,
+                chat: None,
+                lane: None,
+                retain: Duration::from_secs(60),
+                dead: None,
+            };
+            let (packed, line) = pack(event).unwrap();
+            assert_eq!(packed.delivery.route(), &RouteName::default());
+            assert!(String::from_utf8_lossy(&line).contains(name));
+            let event = unpack(&taken(&packed, &line)).unwrap();
+            assert_eq!(event.delivery.route(), &route);
+        }
     }
 }

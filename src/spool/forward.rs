@@ -13,7 +13,7 @@ use super::{Shared, event, within};
 use crate::error::Chain;
 use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
 use crate::inbox::event::{
-    EventId, EventState, Failure, Kinds, NewEvent, Settlement, Take, TakenEvent,
+    EventId, EventState, Failure, Kinds, NewEvent, Settlement, Share, Take, TakenEvent,
 };
 use crate::inbox::queue::{
     Accepted, ChangeEvents, ClaimEvents, CountEvents, ListEvents, PurgeEvents, Settled,
@@ -127,7 +127,8 @@ impl Shared {
             lease: LEASE,
             kinds: Kinds::all(),
         };
-        let claims = self.with_room(|| self.file.claim(&take, CHATS, CHATS));
+        let of = [Share::from(take.clone())];
+        let claims = self.with_room(|| self.file.claim(&of, CHATS, CHATS));
         let claims = claims.await?;
         let mut round = Round {
             next_due: claims.next_due,

@@ -24,7 +24,7 @@
 //! let queue = Spool::new("/var/lib/webhooks/spool.db").open(PostgresQueue::new(pool)).await?;
 //! let inbox = Inbox::new(queue.clone());
 //!
-//! // … serve `inbox.accept()`, run a worker, and when both have ended:
+//! // … start a receiver with it, and when its `Running` is drained:
 //! let left = queue.flush(Duration::from_secs(30)).await;
 //! # let _ = (inbox, left);
 //! # Ok(())
@@ -159,14 +159,14 @@ impl Spool {
     }
 
     /// Sets the time limit of an acceptance by the queue, after which the event goes to the file: 1 second by default. It
-    /// should be well below [`Inbox::store_timeout`](crate::inbox::Inbox::store_timeout), within which the sender gets its answer.
+    /// should be well below [`Webhooks::store_timeout`](crate::Webhooks::store_timeout), within which the sender gets its answer.
     pub fn accept_within(mut self, limit: Duration) -> Self {
         self.accept_within = limit;
         self
     }
 
     /// Makes an event a dead letter if its key turns out to have another body when it is forwarded. Set it where
-    /// [`Inbox::reject_changed_bodies`](crate::inbox::Inbox::reject_changed_bodies) is set. By default, a warning is logged.
+    /// [`Webhooks::reject_changed_bodies`](crate::Webhooks::reject_changed_bodies) is set. By default, a warning is logged.
     pub fn reject_changed_bodies(mut self) -> Self {
         self.rejects_changed_bodies = true;
         self
@@ -469,18 +469,23 @@ impl AcceptEvents for Spooled {
 
 #[async_trait]
 impl MeasureTables for Spooled {
+    /// Measures the file while the queue cannot be reached: then, deliveries go there.
     async fn measure(&self) -> Result<Tables, StoreError> {
         let shared = &*self.shared;
-        if shared.gate.is_open() {
-            let reason = "the queue cannot be reached";
-            return Err(StoreError::new(StoreErrorKind::Unavailable, reason));
+        if !shared.gate.is_open() {
+            // The first delivery waits for it.
+            match within(shared.spool.accept_within, shared.queue.measure.measure()).await {
+                Ok(tables) if tables.is_writable => return Ok(tables),
+                Ok(_) => {}
+                Err(error) => shared.open_breaker(&error),
+            }
         }
-        // The first delivery waits for it.
-        let tables = within(shared.spool.accept_within, shared.queue.measure.measure()).await;
-        if let Err(error) = &tables {
-            shared.open_breaker(error);
-        }
-        tables
+        let bytes = shared.file.measure().await?.bytes;
+        Ok(Tables {
+            bytes,
+            identity: shared.identity.load(Ordering::Relaxed),
+            is_writable: bytes < shared.spool.limit,
+        })
     }
 }
 

@@ -30,16 +30,17 @@ CREATE TABLE keys (
     keep_until  INTEGER NOT NULL
 ) STRICT;
 
--- A pause is in the row of namespace 0, and applies to all namespaces. `paused`: since when, or 0.
+-- The event types. A row without a name is no type, but the pause of its route, or of everything in that without a route.
+-- `paused`: since when, or 0.
 CREATE TABLE kinds (
-    id        INTEGER PRIMARY KEY,
-    name      TEXT    NOT NULL,
-    paused    INTEGER NOT NULL,
-    namespace INTEGER NOT NULL DEFAULT 0, -- a digest; 0 for the empty one
-    note      TEXT,                       -- who paused it and why
-    UNIQUE (name, namespace)
+    id     INTEGER PRIMARY KEY,
+    name   TEXT    NOT NULL,
+    paused INTEGER NOT NULL,
+    route  TEXT    NOT NULL DEFAULT 'chat-platform',
+    note   TEXT,                         -- who paused it and why
+    UNIQUE (name, route)
 ) STRICT;
-INSERT INTO kinds VALUES (0, '', 0, 0, NULL); -- everything; the platform's own in namespace 0 follow, up to 7
+INSERT INTO kinds VALUES (0, '', 0, '', NULL); -- everything; the chat platform's own types follow, up to 7
 
 -- A row does not change its size when its event is settled, so `settled` is the time of acceptance before. The last row
 -- is never deleted, so that no number is used twice.
@@ -121,7 +122,7 @@ CREATE TABLE actions (
     reason  TEXT    NOT NULL,
     what    TEXT    NOT NULL,
     event   INTEGER,                     -- if it was one, until its chat is forgotten
-    about   TEXT,                        -- the kind of a pause, a digest of a chat, or what a change of all selects
+    about   TEXT,                        -- what is paused, a digest of a chat, or what a change of all selects
     changed INTEGER NOT NULL,
     state   TEXT,                        -- that of a change of all that match, as the following columns
     chat    TEXT,                        -- the chat in its filter
@@ -148,7 +149,7 @@ CREATE TABLE counts (
     span    INTEGER NOT NULL,
     minute  INTEGER NOT NULL,            -- since 1970
     process INTEGER NOT NULL,
-    kind    TEXT    NOT NULL,            -- empty for none
+    kind    TEXT    NOT NULL,            -- an event type, or a route, as `Scope` writes it
     outcome TEXT    NOT NULL,
     number  INTEGER NOT NULL,
     sample  TEXT,

@@ -119,7 +119,8 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    pub(crate) fn of(delivery: &RawDelivery, namespace: &str, is_guarded: bool) -> Self {
+    pub(crate) fn of(delivery: &RawDelivery, is_guarded: bool) -> Self {
+        let namespace = delivery.route().namespace();
         let key = delivery.key().map(IdempotencyKey::as_bytes);
         let guard = is_guarded.then(|| {
             // The body is the key here, so that "another body" means another key.
@@ -133,12 +134,11 @@ impl Identity {
     /// By the key that a transaction inserts. It is kept apart, so that an `IdempotencyLayer` can use the same table, and
     /// so are those of several layers and workers.
     #[cfg(feature = "postgres")]
-    pub(crate) fn in_transaction(delivery: &RawDelivery, namespace: &str) -> Option<EventKey> {
+    pub(crate) fn in_transaction(delivery: &RawDelivery) -> Option<EventKey> {
         let key = delivery.key()?.as_bytes();
         let body = BodyDigest::of(delivery.body());
-        let outside = delivery.namespace().unwrap_or_default();
-        // The length keeps `a` in `bc` apart from `ab` in `c`, as above.
-        let namespace = format!("{}:{outside}{namespace}", outside.len());
+        let route = delivery.route().namespace();
+        let namespace = format!("{}:{route}", route.len());
         let space = KeySpace::Transactions;
         Some(EventKey::in_space(space, &namespace, key, body))
     }

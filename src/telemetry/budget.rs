@@ -8,14 +8,20 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
-use super::labels::Kinds;
+use super::labels::{Senders, Types, UNVERIFIED};
 use super::observer::{DeliveryEnded, Observation, Observer};
-use super::tally::{Count, Kept, Series, Tally};
-use crate::event::{EventKind, SenderPolicy};
+use super::tally::{Count, Kept, Of, Series, Tally};
+use crate::event::EventKind;
 use crate::lock::lock;
+use crate::route::{EventType, RouteName};
+use crate::sender::Sender;
 
-/// Counts the failed deliveries of each kind in the last hour, against the limit above which the platform disables the
-/// webhook ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
+/// Counts the failed deliveries of each event type in the last hour, against the limit above which the sender disables the
+/// webhook (the platform: [Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
+///
+/// The limit of a route is [`disable_after`](crate::SenderPolicy::disable_after) of the
+/// [policy](crate::Sender::policy) of its sender. It is known as soon as a request has reached the route. Without such a
+/// rule, failures are only counted.
 ///
 /// It is an [`Observer`]. Clones share their counts.
 ///
@@ -39,31 +45,31 @@ use crate::lock::lock;
 ///
 /// # Logs
 ///
-/// When a kind has spent 20 % of its limit, a line at `WARN` names the kind, the reasons, and the time at which the
+/// When a type has spent 20 % of its limit, a line at `WARN` names the type, the reasons, and the time at which the
 /// webhook is disabled if deliveries continue to fail at the rate of the last five minutes. At 50 %, at 80 %, and above
 /// the limit, the line is at `ERROR`. A line is repeated only after the count has fallen below three quarters of its
 /// threshold.
 ///
 /// # Requests without verification
 ///
-/// Requests that ended before their body was verified are counted apart, for all kinds together, since anybody may have
-/// sent them. They are logged in the same way, because a wrong secret has this effect: then, all webhooks fail.
+/// Requests that ended before their body was verified are counted apart, for all kinds of a route together, since anybody
+/// may have sent them. They are logged in the same way, because a wrong secret has this effect: then, all webhooks fail.
 ///
 /// # Several receivers
 ///
 /// The platform counts the failures of all receivers. With an [inbox](crate::inbox) whose observer this is, all processes of
 /// one database count together, and a restart changes nothing: each process writes its counts once a second, and reads
 /// those of the others every five seconds. Without an inbox, each process counts its own failures since it started: sum
-/// them, as in `sum by (kind) (webhook_failure_budget_spent)`.
-#[derive(Clone, Debug)]
+/// them, as in `sum by (route, kind) (webhook_failure_budget_spent)`.
+#[derive(Clone, Debug, Default)]
 pub struct FailureBudget {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Shared {
-    limit: Option<u32>,
-    kinds: Kinds,
+    types: Types,
+    senders: Senders,
     tally: Tally,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
@@ -74,65 +80,57 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// By kind. `None` for requests that ended before their body was verified.
-    hours: BTreeMap<Option<EventKind>, Hour>,
+    /// The requests without a kind are those that ended before their body was verified.
+    hours: BTreeMap<Of, Hour>,
     /// The failures that other processes have counted, and this one before its start, by the database of an inbox.
     others: BTreeMap<Other, u32>,
-    /// Their sums by kind, and when they were made: a flood of failures does not add them up each time.
-    sums: BTreeMap<Option<EventKind>, u32>,
+    /// Their sums, and when they were made: a flood of failures does not add them up each time.
+    sums: BTreeMap<Of, u32>,
     summed: Option<Instant>,
     /// Whether there is such a database.
     #[cfg(feature = "metrics")]
     is_shared: bool,
 }
 
-/// The process, the minute since 1970, the kind and the outcome.
-type Other = (i64, i64, Option<EventKind>, &'static str);
+/// The process, the minute since 1970, what has failed, and the outcome.
+type Other = (i64, i64, Of, &'static str);
 
 impl FailureBudget {
-    /// Counts against [`disable_after`](SenderPolicy::disable_after) of a policy. The default is that of
-    /// [`SenderPolicy::default`], 500 failures in an hour. Pass [`Sender::policy`](crate::Sender::policy) for another
-    /// sender; without a rule, failures are only counted.
+    /// Creates a budget of which nothing is spent yet.
     #[must_use]
-    pub fn new(policy: SenderPolicy) -> Self {
-        Self {
-            shared: Arc::new(Shared {
-                limit: policy.disable_after,
-                kinds: Kinds::default(),
-                tally: Tally::default(),
-                state: Mutex::default(),
-                #[cfg(feature = "metrics")]
-                gauges: super::gauges::Gauges::default(),
-                #[cfg(feature = "metrics")]
-                shared_gauges: super::gauges::Gauges::default(),
-            }),
-        }
+    pub fn new() -> Self {
+        Self::default()
     }
 
-    /// Returns the number of failures above which the platform disables a webhook, if it has such a rule.
-    #[must_use]
-    pub fn limit(&self) -> Option<u32> {
-        self.shared.limit
-    }
-
-    /// Returns what each kind has spent in the last hour, sorted by kind. Kinds without a failure are left out. Beyond 32
-    /// kinds that the platform does not document, all others are counted together as `other`, and verified deliveries
-    /// without a valid event header as `unknown`.
+    /// Returns what each event type has spent in the last hour, sorted by route and kind. Types without a failure are left
+    /// out. Beyond 32 kinds of a route that the platform does not document, all others are counted together as `other`, and
+    /// verified deliveries without a valid event header as `unknown`.
     #[must_use]
     pub fn spent(&self) -> Vec<Spent> {
         self.all(true)
     }
 
-    /// Returns what one kind has spent in the last hour.
+    /// Returns what one event type has spent in the last hour.
     #[must_use]
-    pub fn spent_by(&self, kind: &EventKind) -> Spent {
-        self.spent_of(Some(kind.clone()))
+    pub fn spent_by(&self, of: impl Into<EventType>) -> Spent {
+        let EventType { route, kind } = of.into();
+        self.spent_of((route, Some(kind)))
     }
 
-    /// Returns the requests in the last hour that ended before their body was verified.
+    /// Returns the requests to a route in the last hour that ended before their body was verified.
     #[must_use]
-    pub fn unverified(&self) -> Spent {
-        self.spent_of(None)
+    pub fn unverified(&self, route: &RouteName) -> Spent {
+        self.spent_of((route.clone(), None))
+    }
+
+    /// The number of failures above which the sender of a route disables a webhook, if it is known to have such a rule.
+    fn limit(&self, route: &RouteName) -> Option<u32> {
+        self.shared.senders.of(route)?.policy().disable_after
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(super) fn senders(&self) -> BTreeMap<RouteName, Sender> {
+        self.shared.senders.all()
     }
 
     #[cfg(feature = "metrics")]
@@ -165,13 +163,13 @@ impl FailureBudget {
                 continue;
             }
             let number = u32::try_from(count.number).unwrap_or(u32::MAX);
-            let kind = count.kind.map(|kind| self.shared.kinds.bounded(&kind));
+            let bounded = |kind| self.shared.types.bounded(&count.route, &kind).kind;
+            let kind = count.kind.map(bounded);
             let outcome = known(&count.outcome);
             // Two queues may have the counts of one process.
-            let known = state
-                .others
-                .entry((count.process, count.minute, kind, outcome))
-                .or_default();
+            let of = (count.route, kind);
+            let known = (count.process, count.minute, of, outcome);
+            let known = state.others.entry(known).or_default();
             *known = number.max(*known);
         }
     }
@@ -181,51 +179,62 @@ impl FailureBudget {
         let now = Now::of(&self.shared.tally);
         let mut state = lock(&self.shared.state);
         state.prune(&now);
-        let mut kinds: BTreeSet<_> = state.hours.keys().cloned().collect();
+        let mut all: BTreeSet<_> = state.hours.keys().cloned().collect();
         if with_others {
-            kinds.extend(state.others.keys().map(|(.., kind, _)| kind.clone()));
+            all.extend(state.others.keys().map(|(.., of, _)| of.clone()));
         }
-        let limit = self.shared.limit;
-        let spent = kinds.into_iter().map(|kind| {
-            let seen = state.seen(&kind, &now, with_others);
-            Spent::of(kind, limit, &seen)
+        let spent = all.into_iter().map(|of| {
+            let seen = state.seen(&of, &now, with_others);
+            let limit = self.limit(&of.0);
+            Spent::of(of, limit, &seen)
         });
         spent.collect()
     }
 
-    fn spent_of(&self, kind: Option<EventKind>) -> Spent {
+    fn spent_of(&self, of: Of) -> Spent {
         let now = Now::of(&self.shared.tally);
         let mut state = lock(&self.shared.state);
         state.prune(&now);
-        let seen = state.seen(&kind, &now, true);
-        Spent::of(kind, self.shared.limit, &seen)
+        let seen = state.seen(&of, &now, true);
+        let limit = self.limit(&of.0);
+        Spent::of(of, limit, &seen)
     }
 
     fn failed(&self, delivery: &DeliveryEnded<'_>) {
-        let kind = self.shared.kinds.verified(delivery);
-        let (limit, tally) = (self.shared.limit, &self.shared.tally);
-        tally.add(Series::Budget, kind.clone(), delivery.outcome, 1, || None);
+        let (route, kind) = (delivery.route, self.shared.types.verified(delivery));
+        let tally = &self.shared.tally;
+        tally.add(
+            Series::Budget,
+            route,
+            kind.clone(),
+            delivery.outcome,
+            1,
+            || None,
+        );
+        let of = (route.clone(), kind);
         let now = Now::of(tally);
         let mut state = lock(&self.shared.state);
         let is_new = |at: Instant| now.at.saturating_duration_since(at) < STEP;
         if !state.summed.is_some_and(is_new) {
             state.prune(&now);
         }
-        let others = state.sums.get(&kind).copied().unwrap_or_default();
-        let hour = state.hours.entry(kind.clone()).or_default();
+        let others = state.sums.get(&of).copied().unwrap_or_default();
+        let hour = state.hours.entry(of.clone()).or_default();
         // `State::prune` may have run 10 s ago, and the count below decides about a line in the log.
         hour.prune(now.at);
         hour.add(now.at, delivery.outcome);
         // A sender without a limit is counted, but there is no budget to warn of.
-        let Some(limit) = limit else { return };
+        let Some(limit) = self.limit(route) else {
+            return;
+        };
         let failures = hour.failures.saturating_add(others);
         let Some(crossed) = hour.cross(failures, limit) else {
             return;
         };
-        let seen = state.seen(&kind, &now, true);
+        let seen = state.seen(&of, &now, true);
         // The line is written without the lock: a slow subscriber would hold up all deliveries that fail.
         drop(state);
-        Spent::of(kind, Some(limit), &seen).log(crossed);
+        Spent::of(of, Some(limit), &seen).log(crossed, delivery.sender);
     }
 }
 
@@ -269,18 +278,13 @@ const OUTCOMES: &[&str] = &[
     "disconnected",
 ];
 
-impl Default for FailureBudget {
-    fn default() -> Self {
-        Self::new(SenderPolicy::default())
-    }
-}
-
 impl Observer for FailureBudget {
     fn observe(&self, observation: &Observation<'_>) {
-        if let Observation::Delivery(delivery) = observation
-            && delivery.is_failure()
-        {
-            self.failed(delivery);
+        if let Observation::Delivery(delivery) = observation {
+            self.shared.senders.note(delivery);
+            if delivery.is_failure() {
+                self.failed(delivery);
+            }
         }
     }
 
@@ -289,15 +293,18 @@ impl Observer for FailureBudget {
     }
 }
 
-/// The failures of one kind in the last hour.
+/// The failures of one event type in the last hour.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Spent {
+    /// The route.
+    pub route: RouteName,
     /// The kind. `None` for requests that ended before their body was verified.
     pub kind: Option<EventKind>,
     /// The number of failed deliveries.
     pub failures: u32,
-    /// The number above which the platform disables the webhook, if it has such a rule.
+    /// The number above which the sender disables the webhook. `None` if it has no such rule, or if only other processes
+    /// have seen the route.
     pub limit: Option<u32>,
     /// The number of failures by their outcome, the most frequent one first.
     pub reasons: Vec<(&'static str, u32)>,
@@ -315,14 +322,15 @@ impl Spent {
         self.limit.map_or(0.0, share)
     }
 
-    /// Whether there were more failures than the limit, so that the platform has probably disabled the webhook. It does
-    /// not say so, and may count otherwise.
+    /// Whether there were more failures than the limit, so that the sender has probably disabled the webhook. The
+    /// platform does not say so, and may count otherwise.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
         self.limit.is_some_and(|limit| self.failures > limit)
     }
 
-    fn log(&self, crossed: Threshold) {
+    fn log(&self, crossed: Threshold, sender: &Sender) {
+        let (route, sender) = (&self.route, sender.name());
         let kind = self.kind.as_ref().map(tracing::field::display);
         let reasons = self.reasons_in_words();
         let (failures, limit) = (self.failures, self.limit);
@@ -332,28 +340,36 @@ impl Spent {
             .map(httpdate::fmt_http_date);
         let text = self.describe(crossed);
         if crossed == Threshold::Warn {
-            tracing::warn!(kind, failures, limit, reasons, disabled_at, "{text}");
+            tracing::warn!(
+                %route, sender, kind, failures, limit, reasons, disabled_at, "{text}"
+            );
         } else {
-            tracing::error!(kind, failures, limit, reasons, disabled_at, "{text}");
+            tracing::error!(
+                %route, sender, kind, failures, limit, reasons, disabled_at, "{text}"
+            );
         }
     }
 
     fn describe(&self, crossed: Threshold) -> String {
-        let share = crossed.name();
+        let (of, share) = (self.name(), crossed.name());
         match (&self.kind, crossed) {
-            (Some(_), Threshold::All) => {
-                "the failure budget is exceeded, so the platform has probably disabled the webhook: fix the cause, and \
-                 then enable the webhook in the partner portal"
-                    .to_owned()
-            }
+            (Some(_), Threshold::All) => format!(
+                "{of}: the failure budget is exceeded, so the sender has probably disabled the webhook: fix the cause, \
+                 and then enable the webhook at the sender, such as in the partner portal"
+            ),
             (Some(_), _) => format!(
-                "{share} of the failure budget is spent; the platform disables the webhook when it is exceeded"
+                "{of}: {share} of the failure budget is spent; the sender disables the webhook when it is exceeded"
             ),
             (None, _) => format!(
-                "{share} of the failure budget is reached by requests that ended before verification; if the platform \
-                 sent them, it disables their webhooks"
+                "{of}: {share} of the failure budget is reached by requests that ended before verification; if the \
+                 sender sent them, it disables their webhooks"
             ),
         }
+    }
+
+    fn name(&self) -> EventType {
+        let kind = self.kind.clone().unwrap_or(UNVERIFIED);
+        EventType::new(self.route.clone(), kind)
     }
 
     fn reasons_in_words(&self) -> String {
@@ -365,13 +381,10 @@ impl Spent {
     }
 }
 
-/// One line: the kind, the count, and the limit.
+/// One line: the type, the count, and the limit.
 impl fmt::Display for Spent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
-            Some(kind) => write!(f, "{kind}")?,
-            None => f.write_str("unverified")?,
-        }
+        self.name().fmt(f)?;
         let (failures, percent) = (self.failures, 100.0 * self.share());
         match self.limit {
             Some(limit) => write!(
@@ -479,20 +492,17 @@ impl State {
         self.others
             .retain(|(_, minute, ..), _| now.since(*minute) < HOUR + STEP);
         self.sums.clear();
-        for ((.., kind, _), failures) in &self.others {
-            let sum = self.sums.entry(kind.clone()).or_default();
+        for ((.., of, _), failures) in &self.others {
+            let sum = self.sums.entry(of.clone()).or_default();
             *sum = sum.saturating_add(*failures);
         }
         self.summed = Some(now.at);
     }
 
-    /// Returns the failures of a kind, oldest first.
-    fn seen(&self, kind: &Option<EventKind>, now: &Now, with_others: bool) -> Vec<Aged> {
-        let steps = self
-            .hours
-            .get(kind)
-            .into_iter()
-            .flat_map(|hour| &hour.steps);
+    /// Returns the failures of a type, oldest first.
+    fn seen(&self, of: &Of, now: &Now, with_others: bool) -> Vec<Aged> {
+        let steps = self.hours.get(of).into_iter();
+        let steps = steps.flat_map(|hour| &hour.steps);
         let own = steps.flat_map(|step| {
             let age = now.at.saturating_duration_since(step.began);
             let reasons = step.reasons.iter();
@@ -500,7 +510,7 @@ impl State {
         });
         let others = self.others.iter().filter(|_| with_others);
         let others = others
-            .filter(|((.., of, _), _)| of == kind)
+            .filter(|((.., other, _), _)| other == of)
             .map(|((_, minute, _, reason), failures)| (now.since(*minute), *reason, *failures));
         let all = own.chain(others).map(|(age, reason, failures)| Aged {
             age,
@@ -562,7 +572,7 @@ impl Hour {
 
 impl Spent {
     /// `seen` is sorted from the oldest to the newest.
-    fn of(kind: Option<EventKind>, limit: Option<u32>, seen: &[Aged]) -> Self {
+    fn of((route, kind): Of, limit: Option<u32>, seen: &[Aged]) -> Self {
         let mut reasons = BTreeMap::<_, u32>::new();
         for seen in seen {
             let reason = reasons.entry(seen.reason).or_default();
@@ -571,6 +581,7 @@ impl Spent {
         let mut reasons: Vec<_> = reasons.into_iter().collect();
         reasons.sort_by_key(|(_, count)| Reverse(*count));
         Self {
+            route,
             kind,
             failures: sum(seen),
             limit,

@@ -3,15 +3,18 @@
 use std::time::SystemTime;
 
 use metrics::{
-    SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+    Label, SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge,
+    histogram,
 };
 
 use super::budget::{FailureBudget, Spent};
-use super::gauges::{Gauges, label};
-use super::labels::Kinds;
+use super::gauges::{Gauges, kind_label, labels, labels_of, name_label};
+use super::labels::Types;
 use super::observer::{AttemptEnded, CallEnded, DeliveryEnded, Observation, Observer};
 use super::silence::Silence;
+use crate::event::EventKind;
 use crate::outcome::Settlement;
+use crate::route::{EventType, RouteName};
 
 /// Records metrics through the [`metrics`] facade, for any exporter that the application installs. The
 /// [table of metrics](crate::docs::metrics) lists them.
@@ -52,10 +55,10 @@ use crate::outcome::Settlement;
 /// Call `run_upkeep` of the exporter's handle every few seconds, too.
 ///
 /// The number of time series is bounded, whatever senders write: the kinds of requests that were not verified are not
-/// used, and beyond 32 kinds that the platform does not document, all others are `other`.
+/// used, and beyond 32 kinds of a route that the platform does not document, all others are `other`.
 #[derive(Debug)]
 pub struct Metrics {
-    kinds: Kinds,
+    types: Types,
 }
 
 /// The metrics: how each is described to a recorder, its name, its unit and its description.
@@ -80,12 +83,12 @@ metrics! {
     describe_counter DETACHED = "webhook_detached_total", Count, "Attempts that continued after their client disconnected.";
     describe_histogram CALL_DURATION = "webhook_call_duration_seconds", Seconds, "Duration of a call of the store or the queue.";
     describe_counter CALL_ERRORS = "webhook_call_errors_total", Count, "Calls of the store or the queue that failed.";
-    describe_gauge TRIPPED = "webhook_inbox_tripped", Count, "1 while a kind is tripped in this process.";
+    describe_gauge TRIPPED = "webhook_inbox_tripped", Count, "1 while an event type is tripped in this process.";
     describe_gauge BUDGET_SPENT = "webhook_failure_budget_spent", Count, "Failed deliveries in the last hour.";
     describe_gauge BUDGET_SHARED = "webhook_failure_budget_shared", Count, "Failed deliveries in the last hour, of all processes that share a database.";
-    describe_gauge BUDGET_LIMIT = "webhook_failure_budget_limit", Count, "Failed deliveries in an hour above which the platform disables a webhook.";
+    describe_gauge BUDGET_LIMIT = "webhook_failure_budget_limit", Count, "Failed deliveries in an hour above which the sender disables a webhook.";
     describe_gauge UNVERIFIED = "webhook_unverified_failures", Count, "Requests in the last hour that ended before verification.";
-    describe_gauge SILENT = "webhook_silent", Count, "1 while no event of the kind has been delivered for longer than expected.";
+    describe_gauge SILENT = "webhook_silent", Count, "1 while no event of the type has been delivered for longer than expected.";
     describe_gauge LAST_DELIVERY = "webhook_last_delivery_timestamp_seconds", Seconds, "Time of the last delivery, since 1970-01-01 00:00 UTC.";
     describe_gauge EXPECTED = "webhook_expected_within_seconds", Seconds, "Time within which the next delivery is expected.";
     describe_gauge BUFFERED = "webhook_buffered_bytes", Bytes, "Memory of the bodies that are being received.";
@@ -98,7 +101,7 @@ metrics! {
     describe_gauge DEAD = "webhook_inbox_dead_letters", Count, "Dead letters.";
     describe_gauge BLOCKED = "webhook_inbox_blocked_lanes", Count, "Lanes that wait for an event that has failed.";
     describe_gauge OLDEST = "webhook_inbox_oldest_seconds", Seconds, "Age of the oldest event that is not settled.";
-    describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while a kind is paused.";
+    describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while an event type is paused.";
     describe_gauge BYTES = "webhook_inbox_bytes", Bytes, "Size of the queue.";
     describe_gauge LIMIT = "webhook_inbox_limit_bytes", Bytes, "Limit of the queue's size.";
     #[cfg(feature = "sqlite")]
@@ -123,31 +126,39 @@ impl Metrics {
     pub fn new() -> Self {
         describe();
         Self {
-            kinds: Kinds::default(),
+            types: Types::default(),
         }
     }
 
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
-        let kind = match self.kinds.verified(ended) {
-            Some(kind) => label(&kind),
+        let kind = match self.types.verified(ended) {
+            Some(kind) => kind_label(&kind),
             None => SharedString::const_str("unverified"),
         };
-        counter!(DELIVERIES, "outcome" => ended.outcome, "kind" => kind.clone()).increment(1);
-        histogram!(DELIVERY_DURATION, "kind" => kind).record(ended.duration);
+        let of = labels_of(ended.route, kind);
+        let outcome = Label::from_static_parts("outcome", ended.outcome);
+        let sender = Label::new("sender", name_label(ended.sender.name()));
+        counter!(DELIVERIES, [&[outcome], &of[..], &[sender]].concat()).increment(1);
+        histogram!(DELIVERY_DURATION, of).record(ended.duration);
     }
 
     fn attempt(&self, ended: &AttemptEnded<'_>) {
-        let kind = label(&self.kinds.bounded(ended.kind));
-        counter!(ATTEMPTS, "outcome" => ended.outcome.name(), "kind" => kind.clone()).increment(1);
-        histogram!(ATTEMPT_DURATION, "kind" => kind.clone()).record(ended.duration);
+        let of = self.labels(ended.route, ended.kind);
+        let outcome = Label::from_static_parts("outcome", ended.outcome.name());
+        counter!(ATTEMPTS, [&[outcome], &of[..]].concat()).increment(1);
+        histogram!(ATTEMPT_DURATION, of.clone()).record(ended.duration);
         if let Some(delay) = ended.since_accepted {
-            histogram!(START_DELAY, "kind" => kind.clone()).record(delay);
+            histogram!(START_DELAY, of.clone()).record(delay);
         }
         match ended.settlement {
-            Some(Settlement::Dead { .. }) => counter!(DEAD_LETTERS, "kind" => kind).increment(1),
+            Some(Settlement::Dead { .. }) => counter!(DEAD_LETTERS, of).increment(1),
             Some(_) => {}
-            None => counter!(LEASES_LOST, "kind" => kind).increment(1),
+            None => counter!(LEASES_LOST, of).increment(1),
         }
+    }
+
+    fn labels(&self, route: &RouteName, kind: &EventKind) -> Vec<Label> {
+        labels(&self.types.bounded(route, kind))
     }
 }
 
@@ -162,15 +173,18 @@ impl Observer for Metrics {
         match observation {
             Observation::Delivery(ended) => self.delivery(ended),
             Observation::Attempt(ended) => self.attempt(ended),
-            Observation::AcceptedDead { kind, .. } => {
-                let kind = label(&self.kinds.bounded(kind));
-                counter!(DEAD_LETTERS, "kind" => kind).increment(1);
+            Observation::AcceptedDead { route, kind, .. } => {
+                counter!(DEAD_LETTERS, self.labels(route, kind)).increment(1);
             }
             Observation::Call(ended) => call(ended),
             Observation::Detached => counter!(DETACHED).increment(1),
-            Observation::Tripped { kind, is_tripped } => {
-                let kind = label(&self.kinds.bounded(kind));
-                gauge!(TRIPPED, "kind" => kind).set(f64::from(u8::from(*is_tripped)));
+            Observation::Tripped {
+                route,
+                kind,
+                is_tripped,
+            } => {
+                let value = f64::from(u8::from(*is_tripped));
+                gauge!(TRIPPED, self.labels(route, kind)).set(value);
             }
         }
     }
@@ -186,13 +200,15 @@ fn call(ended: &CallEnded<'_>) {
 }
 
 impl FailureBudget {
-    /// Records the failures of the last hour, by kind, and the limit: see the
+    /// Records the failures of the last hour, by event type, and the limit of each route that has been asked: see the
     /// [table of metrics](crate::docs::metrics#failure-budget).
     pub fn record_metrics(&self) {
         let record = |gauges: &Gauges, name, spent: &[Spent]| {
-            let verified = spent.iter().filter_map(|it| Some((it.kind.as_ref()?, it)));
-            let values = verified.map(|(kind, spent)| (kind, f64::from(spent.failures)));
-            gauges.set(name, values, f64::max);
+            let verified = spent.iter().filter_map(|it| {
+                let of = EventType::new(it.route.clone(), it.kind.clone()?);
+                Some((of, f64::from(it.failures)))
+            });
+            gauges.set(name, verified, f64::max);
         };
         // Two gauges: own failures are summed over receivers, and the shared ones are the same in each receiver.
         let (own, [gauges, shared]) = (self.all(false), self.gauges());
@@ -201,29 +217,36 @@ impl FailureBudget {
         if self.is_shared() {
             record(shared, BUDGET_SHARED, &self.spent());
         }
-        // No number of failures reaches what is not known.
-        gauge!(BUDGET_LIMIT).set(self.limit().map_or(f64::INFINITY, f64::from));
-        let unverified = own.iter().find(|spent| spent.kind.is_none());
-        gauge!(UNVERIFIED).set(unverified.map_or(0.0, |spent| f64::from(spent.failures)));
+        for (route, sender) in self.senders() {
+            let label = name_label(route.as_str());
+            let limit = sender.policy().disable_after;
+            // No number of failures reaches what is not known.
+            let limit = limit.map_or(f64::INFINITY, f64::from);
+            gauge!(BUDGET_LIMIT, "route" => label.clone()).set(limit);
+            let mut own = own.iter();
+            let unverified = own.find(|spent| spent.route == route && spent.kind.is_none());
+            let failures = unverified.map_or(0.0, |spent| f64::from(spent.failures));
+            gauge!(UNVERIFIED, "route" => label).set(failures);
+        }
     }
 }
 
 impl Silence {
-    /// Records which kinds are silent, when each kind was delivered last, and when it is expected again: see the
+    /// Records which event types are silent, when each was delivered last, and when it is expected again: see the
     /// [table of metrics](crate::docs::metrics#silence).
     pub fn record_metrics(&self) {
-        let silent = self.silent();
-        let silent = silent.iter().map(|silent| (&silent.kind, 1.0));
+        let silent = self.silent().into_iter();
+        let silent = silent.map(|it| (EventType::new(it.route, it.kind), 1.0));
         self.gauges().set(SILENT, silent, f64::max);
 
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-        for (kind, last) in self.last_deliveries() {
+        for (of, last) in self.last_deliveries() {
             // In whole seconds, so that the value stays the same until the next delivery.
             let at = now.saturating_sub(last.elapsed()).as_secs();
-            gauge!(LAST_DELIVERY, "kind" => label(&kind)).set(at as f64);
+            gauge!(LAST_DELIVERY, labels(&of)).set(at as f64);
         }
-        for (kind, within) in self.expected_now() {
-            gauge!(EXPECTED, "kind" => label(&kind)).set(within.as_secs_f64());
+        for (of, within) in self.expected_now() {
+            gauge!(EXPECTED, labels(&of)).set(within.as_secs_f64());
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! An [`Observer`] sees each delivery, attempt and call of a store when it has ended. This module has these:
 //!
-//! - [`FailureBudget`] counts failed deliveries against the limit above which the platform disables a webhook, and logs
+//! - [`FailureBudget`] counts failed deliveries against the limit above which the sender disables a webhook, and logs
 //!   warnings before that.
 //! - [`Silence`] notices that a webhook delivers nothing any more.
 //! - [`Recent`] keeps the last problems and durations, and counts the events of each minute and the answers of an hour.

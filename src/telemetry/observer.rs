@@ -15,6 +15,8 @@ use super::tally::{Kept, Sample};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::outcome::{Failure, Outcome, Settlement};
+use crate::route::RouteName;
+use crate::sender::Sender;
 
 /// Sees each delivery, attempt, and call of a store or queue when it has ended.
 ///
@@ -121,6 +123,8 @@ pub enum Observation<'a> {
     Attempt(AttemptEnded<'a>),
     /// An inbox accepted an event that is a dead letter from the start, because its body is not a JSON object.
     AcceptedDead {
+        /// The route at which it arrived.
+        route: &'a RouteName,
         /// The event's kind.
         kind: &'a EventKind,
         /// The number of the event, or 0 while it is spooled.
@@ -132,8 +136,10 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// Events of a kind failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-event-types).
+    /// Events of a type failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-event-types).
     Tripped {
+        /// The route.
+        route: &'a RouteName,
         /// The kind.
         kind: &'a EventKind,
         /// False when the first success has ended it.
@@ -145,6 +151,10 @@ pub enum Observation<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeliveryEnded<'a> {
+    /// The route at which it arrived.
+    pub route: &'a RouteName,
+    /// The sender of that route. Only a [verified](Self::is_verified) delivery is certainly from it.
+    pub sender: &'a Sender,
     /// The name of the answer in the [table of responses](crate::docs::responses), such as `handled`, or `disconnected` if
     /// the client gave up before the answer.
     pub outcome: &'static str,
@@ -192,6 +202,8 @@ impl DeliveryEnded<'_> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct AttemptEnded<'a> {
+    /// The route at which the event arrived.
+    pub route: &'a RouteName,
     /// The event's kind.
     pub kind: &'a EventKind,
     /// In an inbox, the number of the event.

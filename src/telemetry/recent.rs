@@ -8,13 +8,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use super::Short;
-use super::labels::Kinds;
+use super::labels::Types;
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
 use super::tally::{Count, CountsOf, Kept, Series, Sums, Tally, millis};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::lock::lock;
 use crate::outcome::{Outcome, Settlement, name};
+use crate::route::{EventType, RouteName};
 
 /// Keeps the last problems, counts the events of each minute and the answers of the last hour, and knows how long the
 /// last events of an inbox took, in memory.
@@ -46,7 +47,7 @@ pub struct Recent {
 
 #[derive(Debug, Default)]
 struct Shared {
-    kinds: Kinds,
+    types: Types,
     tally: Tally,
     state: Mutex<State>,
 }
@@ -77,6 +78,8 @@ pub struct Problem {
     pub count: u64,
     /// The name of the outcome, as in the [table of responses](crate::docs::responses).
     pub outcome: &'static str,
+    /// The route at which it was seen.
+    pub route: RouteName,
     /// The kind of the event. `None` for requests that were not verified.
     pub kind: Option<EventKind>,
     /// The error with its causes, in one line of at most 256 characters.
@@ -120,19 +123,19 @@ impl Recent {
         problems
     }
 
-    /// Returns the last 60 minutes of each kind that was seen, the present one last.
+    /// Returns the last 60 minutes of each event type that was seen, the present one last.
     #[must_use]
-    pub fn minutes(&self) -> BTreeMap<EventKind, [Minute; 60]> {
+    pub fn minutes(&self) -> BTreeMap<EventType, [Minute; 60]> {
         let (now, counts) = self.shared.tally.last_hour();
-        let kinds = self.shared.tally.kinds().into_iter();
-        let mut minutes: BTreeMap<_, _> =
-            kinds.map(|kind| (kind, [Minute::default(); 60])).collect();
+        let types = self.shared.tally.kinds().into_iter();
+        let mut minutes: BTreeMap<_, _> = types.map(|of| (of, [Minute::default(); 60])).collect();
         for count in counts {
             let place = usize::try_from(59 - (now - count.minute));
             let Some((kind, place)) = count.kind.zip(place.ok()) else {
                 continue;
             };
-            let minutes = minutes.entry(kind).or_insert([Minute::default(); 60]);
+            let of = EventType::new(count.route, kind);
+            let minutes = minutes.entry(of).or_insert([Minute::default(); 60]);
             // A minute after the present one has no place. It exists when the queue's clock was set back.
             let Some(minute) = minutes.get_mut(place) else {
                 continue;
@@ -199,19 +202,18 @@ impl Recent {
         let is_failure = ended.is_failure();
         let is_handled = ended.outcome == name::HANDLED;
         let is_problem = is_failure || GIVEN_UP.contains(&ended.outcome);
-        let kind = self.shared.kinds.verified(ended);
-        let tally = &self.shared.tally;
+        let kind = self.shared.types.verified(ended);
+        let (tally, route) = (&self.shared.tally, ended.route);
+        let add = |series, outcome| {
+            let sample = || is_failure.then(|| ended.sample());
+            tally.add(series, route, kind.clone(), outcome, 1, sample);
+        };
         match is_failure {
-            true => {
-                let sample = || Some(ended.sample());
-                tally.add(Series::Refused, kind.clone(), ended.outcome, 1, sample);
-            }
-            false => tally.add(Series::Acknowledged, kind.clone(), ended.outcome, 1, || {
-                None
-            }),
+            true => add(Series::Refused, ended.outcome),
+            false => add(Series::Acknowledged, ended.outcome),
         }
         if is_handled && !is_failure {
-            tally.add(Series::Handled, kind.clone(), "", 1, || None);
+            add(Series::Handled, "");
         }
         if !is_problem {
             return;
@@ -220,6 +222,7 @@ impl Recent {
             at: SystemTime::now(),
             count: 1,
             outcome: ended.outcome,
+            route: route.clone(),
             kind,
             reason: describe(ended.reason),
             key: ended.delivery.and_then(|delivery| {
@@ -242,7 +245,7 @@ impl Recent {
         if !ended.is_from_inbox() {
             return;
         }
-        let kind = self.shared.kinds.bounded(ended.kind);
+        let EventType { route, kind } = self.shared.types.bounded(ended.route, ended.kind);
         let outcome = ended.outcome;
         let is_handled = matches!(outcome, Outcome::Handled) && ended.settlement.is_some();
         let is_problem = match ended.settlement {
@@ -255,7 +258,7 @@ impl Recent {
             let kind = Some(kind.clone());
             self.shared
                 .tally
-                .add(series, kind, outcome, number, || None);
+                .add(series, &route, kind, outcome, number, || None);
         };
         if is_handled {
             add(Series::Handled, "", 1);
@@ -274,6 +277,7 @@ impl Recent {
             at: SystemTime::now(),
             count: 1,
             outcome: outcome.name(),
+            route: ended.route.clone(),
             kind: Some(kind),
             reason: describe(outcome.reason()),
             key: None,
@@ -308,17 +312,19 @@ impl Observer for Recent {
             Observation::Delivery(ended) => self.delivery(ended),
             Observation::Attempt(ended) => self.attempt(ended),
             Observation::AcceptedDead {
+                route,
                 kind,
                 event,
                 reason,
             } => {
-                let kind = self.shared.kinds.bounded(kind);
+                let EventType { route, kind } = self.shared.types.bounded(route, kind);
                 let tally = &self.shared.tally;
-                tally.add(Series::Dead, Some(kind.clone()), "", 1, || None);
+                tally.add(Series::Dead, &route, Some(kind.clone()), "", 1, || None);
                 let problem = Problem {
                     at: SystemTime::now(),
                     count: 1,
                     outcome: name::UNDECODABLE,
+                    route,
                     kind: Some(kind),
                     reason: Short(reason).to_string(),
                     key: None,
@@ -368,11 +374,13 @@ impl Problems {
         let same = |known: &Problem| {
             (
                 known.outcome,
+                &known.route,
                 &known.kind,
                 &known.reason,
                 known.is_from_inbox,
             ) == (
                 problem.outcome,
+                &problem.route,
                 &problem.kind,
                 &problem.reason,
                 problem.is_from_inbox,

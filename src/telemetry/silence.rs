@@ -6,17 +6,18 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::labels::Kinds;
-use super::observer::{Observation, Observer};
-use crate::delivery::RawDelivery;
+use super::labels::{Senders, Types};
+use super::observer::{DeliveryEnded, Observation, Observer};
 use crate::event::EventKind;
 use crate::lock::lock;
+use crate::route::{EventType, RouteName};
+use crate::sender::Sender;
 
 /// Notices that a webhook has become silent: a webhook that the platform has disabled
 /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)) looks like one without events.
 ///
-/// It is an [`Observer`]. [`watch`](Self::watch) logs an error when a kind becomes silent, and [`silent`](Self::silent)
-/// returns the kinds that are. Clones share what they have seen, which does not outlast the process. The
+/// It is an [`Observer`]. [`watch`](Self::watch) logs an error when an event type becomes silent, and [`silent`](Self::silent)
+/// returns those that are. Clones share what they have seen, which does not outlast the process. The
 /// [alert `WebhookSilent`](crate::docs::troubleshooting#webhooksilent) outlasts restarts, and combines several receivers.
 ///
 /// ```
@@ -45,15 +46,16 @@ pub struct Silence {
 
 #[derive(Clone, Debug, Default)]
 struct Rules {
-    expected: BTreeMap<EventKind, Duration>,
+    expected: BTreeMap<EventType, Duration>,
     learns: bool,
 }
 
 #[derive(Debug)]
 struct Deliveries {
     since: Instant,
-    kinds: Kinds,
-    rhythms: Mutex<BTreeMap<EventKind, Rhythm>>,
+    types: Types,
+    senders: Senders,
+    rhythms: Mutex<BTreeMap<EventType, Rhythm>>,
     #[cfg(feature = "metrics")]
     gauges: super::gauges::Gauges,
 }
@@ -65,7 +67,8 @@ impl Silence {
             rules: Rules::default(),
             seen: Arc::new(Deliveries {
                 since: Instant::now(),
-                kinds: Kinds::default(),
+                types: Types::default(),
+                senders: Senders::default(),
                 rhythms: Mutex::default(),
                 #[cfg(feature = "metrics")]
                 gauges: super::gauges::Gauges::default(),
@@ -73,33 +76,34 @@ impl Silence {
         }
     }
 
-    /// Expects at least one delivery of a kind within this time. Choose a time longer than a night or a weekend without
-    /// events. A restart of the process starts the time again.
-    pub fn expect(mut self, kind: EventKind, within: Duration) -> Self {
-        self.rules.expected.insert(kind, within);
+    /// Expects at least one delivery of an event type within this time. Choose a time longer than a night or a weekend
+    /// without events. A restart of the process starts the time again.
+    pub fn expect(mut self, of: impl Into<EventType>, within: Duration) -> Self {
+        self.rules.expected.insert(of.into(), within);
         self
     }
 
-    /// Learns how often deliveries of the other kinds arrive. When they have arrived for a week, a kind is silent when twice
-    /// the longest time between two of its deliveries in the last seven days has passed, and at least an hour.
+    /// Learns how often deliveries of the other event types arrive. When they have arrived for a week, a type is silent when
+    /// twice the longest time between two of its deliveries in the last seven days has passed, and at least an hour.
     pub fn learn(mut self) -> Self {
         self.rules.learns = true;
         self
     }
 
-    /// Returns the kinds that are silent now, sorted by kind.
+    /// Returns the event types that are silent now, sorted by route and kind.
     #[must_use]
     pub fn silent(&self) -> Vec<Silent> {
         let now = Instant::now();
         let rhythms = lock(&self.seen.rhythms);
         let mut silent = Vec::new();
-        for (kind, expected_within) in self.expected(&rhythms) {
-            // A kind that was never delivered is silent since the start of the watch: its webhook may be disabled.
-            let last = rhythms.get(&kind).map(|rhythm| rhythm.last);
+        for (of, expected_within) in self.expected(&rhythms) {
+            // A type that was never delivered is silent since the start of the watch: its webhook may be disabled.
+            let last = rhythms.get(&of).map(|rhythm| rhythm.last);
             let quiet_for = now.saturating_duration_since(last.unwrap_or(self.seen.since));
             if quiet_for > expected_within {
                 silent.push(Silent {
-                    kind,
+                    route: of.route,
+                    kind: of.kind,
                     quiet_for,
                     expected_within,
                 });
@@ -108,58 +112,73 @@ impl Silence {
         silent
     }
 
-    /// The time within which each kind is expected. A kind that was not seen for long enough to learn a time is left out:
+    /// The time within which each type is expected. A type that was not seen for long enough to learn a time is left out:
     /// an earlier process may have learned one that the alert still uses.
-    fn expected(&self, rhythms: &BTreeMap<EventKind, Rhythm>) -> BTreeMap<EventKind, Duration> {
+    fn expected(&self, rhythms: &BTreeMap<EventType, Rhythm>) -> BTreeMap<EventType, Duration> {
         let learning = rhythms.iter().filter(|_| self.rules.learns);
         let mut expected: BTreeMap<_, _> = learning
-            .filter_map(|(kind, rhythm)| Some((kind.clone(), rhythm.learned()?)))
+            .filter_map(|(of, rhythm)| Some((of.clone(), rhythm.learned()?)))
             .collect();
         // Last, so that a time from the application replaces a learned one.
         expected.extend(self.rules.expected.clone());
         expected
     }
 
-    /// Logs at `ERROR` when a kind becomes silent, and at `INFO` when it is not silent any more. It looks once a minute,
-    /// and never ends: spawn it as a task.
+    /// Logs at `ERROR` when an event type becomes silent, and at `INFO` when it is not silent any more. It looks once a
+    /// minute, and never ends: spawn it as a task.
     pub async fn watch(self) {
         let mut before: Vec<Silent> = Vec::new();
         loop {
             sleep(LOOK_EVERY).await;
             let silent = self.silent();
-            let has = |all: &[Silent], kind: &EventKind| all.iter().any(|it| it.kind == *kind);
-            for new in silent.iter().filter(|it| !has(&before, &it.kind)) {
-                let Silent {
-                    kind,
-                    quiet_for,
-                    expected_within,
-                } = new;
-                tracing::error!(
-                    %kind, ?quiet_for, ?expected_within,
-                    "no event of this kind was delivered for longer than expected: check in the partner portal that its \
-                     webhook is active"
-                );
+            let has = |all: &[Silent], it: &Silent| {
+                let mut all = all.iter();
+                all.any(|other| (&other.route, &other.kind) == (&it.route, &it.kind))
+            };
+            for new in silent.iter().filter(|it| !has(&before, it)) {
+                self.log(new, true);
             }
-            for ended in before.iter().filter(|it| !has(&silent, &it.kind)) {
-                tracing::info!(kind = %ended.kind, "events of this kind are delivered again");
+            for ended in before.iter().filter(|it| !has(&silent, it)) {
+                self.log(ended, false);
             }
             before = silent;
         }
     }
 
-    /// The time of the last delivery of each kind that was seen.
+    fn log(&self, of: &Silent, is_silent: bool) {
+        let Silent {
+            route,
+            kind,
+            quiet_for,
+            expected_within,
+        } = of;
+        let sender = self.seen.senders.of(route);
+        let sender = sender.as_ref().map(Sender::name);
+        let of = EventType::new(route.clone(), kind.clone());
+        if is_silent {
+            tracing::error!(
+                %route, sender, %kind, ?quiet_for, ?expected_within,
+                "no event of {of} was delivered for longer than expected: check at the sender, such as in the \
+                 partner portal, that its webhook is active"
+            );
+        } else {
+            tracing::info!(%route, sender, %kind, "events of {of} are delivered again");
+        }
+    }
+
+    /// The time of the last delivery of each type that was seen.
     #[cfg(feature = "metrics")]
-    pub(super) fn last_deliveries(&self) -> Vec<(EventKind, Instant)> {
+    pub(super) fn last_deliveries(&self) -> Vec<(EventType, Instant)> {
         let rhythms = lock(&self.seen.rhythms);
         let rhythms = rhythms.iter();
         rhythms
-            .map(|(kind, rhythm)| (kind.clone(), rhythm.last))
+            .map(|(of, rhythm)| (of.clone(), rhythm.last))
             .collect()
     }
 
-    /// The time within which each kind is expected.
+    /// The time within which each type is expected.
     #[cfg(feature = "metrics")]
-    pub(super) fn expected_now(&self) -> BTreeMap<EventKind, Duration> {
+    pub(super) fn expected_now(&self) -> BTreeMap<EventType, Duration> {
         self.expected(&lock(&self.seen.rhythms))
     }
 
@@ -168,17 +187,18 @@ impl Silence {
         &self.seen.gauges
     }
 
-    fn delivered(&self, delivery: &RawDelivery) {
-        // An expected kind keeps its name even if forged kinds have used up the bound of `kinds`.
-        let kind = match self.rules.expected.get_key_value(delivery.kind()) {
-            Some((kind, _)) => kind.clone(),
-            None => self.seen.kinds.bounded(delivery.kind()),
-        };
+    fn delivered(&self, ended: &DeliveryEnded<'_>, kind: &EventKind) {
+        self.seen.senders.note(ended);
+        let mut of = EventType::new(ended.route.clone(), kind.clone());
+        // An expected type keeps its name even if forged kinds have used up the bound of `types`.
+        if !self.rules.expected.contains_key(&of) {
+            of = self.seen.types.bounded(&of.route, &of.kind);
+        }
         let now = Instant::now();
         let mut rhythms = lock(&self.seen.rhythms);
-        match rhythms.get_mut(&kind) {
+        match rhythms.get_mut(&of) {
             Some(rhythm) => rhythm.delivered(now),
-            None => drop(rhythms.insert(kind, Rhythm::new(now))),
+            None => drop(rhythms.insert(of, Rhythm::new(now))),
         }
     }
 }
@@ -195,15 +215,17 @@ impl Observer for Silence {
             // Only a verified delivery proves that the webhook is active, even if it is answered with 503.
             && let Some(delivery) = ended.delivery
         {
-            self.delivered(delivery);
+            self.delivered(ended, delivery.kind());
         }
     }
 }
 
-/// A kind of which nothing was delivered for longer than expected.
+/// An event type of which nothing was delivered for longer than expected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Silent {
+    /// The route.
+    pub route: RouteName,
     /// The kind.
     pub kind: EventKind,
     /// The time since its last delivery, or since the watch was created.
@@ -214,7 +236,7 @@ pub struct Silent {
 
 const LOOK_EVERY: Duration = Duration::from_secs(60);
 
-/// How often deliveries of one kind arrive.
+/// How often deliveries of one type arrive.
 #[derive(Debug)]
 struct Rhythm {
     first: Instant,
@@ -253,7 +275,7 @@ impl Rhythm {
         }
     }
 
-    /// The time after which the kind is silent, once it has been seen for long enough.
+    /// The time after which the type is silent, once it has been seen for long enough.
     fn learned(&self) -> Option<Duration> {
         // A week has all nights and a weekend. After two deliveries in a row, each pause would look like silence.
         if self.last.saturating_duration_since(self.first) < WEEK {

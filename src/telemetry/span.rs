@@ -9,6 +9,7 @@ use tracing::{Level, Span, enabled, info_span};
 
 use crate::delivery::RawDelivery;
 use crate::event::{EventKind, chat_id};
+use crate::route::RouteName;
 use crate::telemetry::Short;
 
 /// The span of a delivery, and the time at which it began.
@@ -37,11 +38,12 @@ fn has_attributes() -> bool {
 }
 
 impl DeliverySpan {
-    /// Creates the span of a request with these headers.
-    pub(crate) fn new(headers: &HeaderMap) -> Self {
+    /// Creates the span of a request with these headers at a route.
+    pub(crate) fn new(headers: &HeaderMap, route: &RouteName) -> Self {
         // All fields are declared here, since a span ignores a field that is recorded later under a new name.
         let this = Self::starting(info_span!(
             "delivery",
+            route = route.as_str(),
             kind = Empty,
             chat = Empty,
             key = Empty,
@@ -72,6 +74,7 @@ impl DeliverySpan {
             parent: None,
             "attempt",
             event,
+            route = delivery.route().as_str(),
             kind = Empty,
             chat = Empty,
             key = Empty,

@@ -14,24 +14,28 @@ use super::budget::FailureBudget;
 use super::recent::Recent;
 use crate::event::EventKind;
 use crate::lock::lock;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use crate::route::Scope;
+use crate::route::{EventType, RouteName};
 
 /// What is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Series {
-    /// Deliveries that were answered with 2xx, by kind and outcome.
+    /// Deliveries that were answered with 2xx, by event type and outcome.
     Acknowledged,
     /// Other deliveries, and requests that were refused. Those that were not verified have no kind.
     Refused,
     /// Those of them that count against a failure budget.
     Budget,
-    /// Events that were handled, by kind.
+    /// Events that were handled, by event type.
     Handled,
-    /// Attempts of workers that failed, by kind and outcome.
+    /// Attempts of workers that failed, by event type and outcome.
     Failed,
-    /// Events that became dead letters, by kind.
+    /// Events that became dead letters, by event type.
     Dead,
-    /// The longest time in milliseconds from an acceptance to the first attempt, by kind: a maximum, and no sum.
+    /// The longest time in milliseconds from an acceptance to the first attempt, by event type: a maximum, and no
+    /// sum.
     Lag,
 }
 
@@ -81,6 +85,8 @@ pub struct Count {
     pub process: i64,
     /// What was counted.
     pub series: Series,
+    /// The route.
+    pub route: RouteName,
     /// The kind of the events, if it is known.
     pub kind: Option<EventKind>,
     /// The outcome, or an empty text.
@@ -92,18 +98,39 @@ pub struct Count {
 }
 
 impl Count {
-    /// Creates a count without a kind and an outcome, of all processes.
+    /// Creates a count of the chat platform's route, without a kind and an outcome, of all processes.
     #[must_use]
     pub fn new(series: Series, minute: i64, number: u64) -> Self {
         Self {
             minute,
             process: 0,
             series,
+            route: RouteName::default(),
             kind: None,
             outcome: Cow::Borrowed(""),
             number,
             sample: None,
         }
+    }
+
+    /// What is counted, as a queue keeps it in the column of the kind: the route, or the event type.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn of(&self) -> Scope {
+        let route = self.route.clone();
+        match self.kind.clone() {
+            Some(kind) => Scope::Type(EventType::new(route, kind)),
+            None => Scope::Route(route),
+        }
+    }
+
+    /// Sets what is counted.
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    pub(crate) fn set_of(&mut self, of: Scope) {
+        (self.route, self.kind) = match of {
+            Scope::Everything => (RouteName::default(), None),
+            Scope::Route(route) => (route, None),
+            Scope::Type(EventType { route, kind }) => (route, Some(kind)),
+        };
     }
 }
 
@@ -216,8 +243,8 @@ struct State {
     /// The time of day at some moment. That of the queue as soon as it is known, so that all processes agree on minutes.
     anchor: (Instant, SystemTime),
     rows: BTreeMap<RowKey, Row>,
-    /// All kinds that were seen.
-    kinds: BTreeSet<EventKind>,
+    /// All event types that were seen.
+    kinds: BTreeSet<EventType>,
     /// The number of changes.
     changes: u64,
 }
@@ -227,6 +254,7 @@ struct RowKey {
     // First in the order of keys, so that the oldest rows are at the front.
     minute: i64,
     series: Series,
+    route: RouteName,
     kind: Option<EventKind>,
     outcome: &'static str,
 }
@@ -272,6 +300,7 @@ impl State {
     fn add(
         &mut self,
         series: Series,
+        route: &RouteName,
         kind: Option<EventKind>,
         outcome: &'static str,
         number: u64,
@@ -280,6 +309,7 @@ impl State {
         let key = RowKey {
             minute: minute_of(self.now()),
             series,
+            route: route.clone(),
             kind,
             outcome,
         };
@@ -300,8 +330,10 @@ impl State {
         if self.rows.len() >= MOST {
             self.rows.pop_first();
         }
-        // A kind stays when its rows have gone, so that a quiet kind keeps its row on the console.
-        self.kinds.extend(key.kind.clone());
+        // A type stays when its rows have gone, so that a quiet type keeps its row on the console.
+        let kind = key.kind.clone();
+        let of = kind.map(|kind| EventType::new(route.clone(), kind));
+        self.kinds.extend(of);
         let row = Row {
             number,
             // A row samples its first request. The others are only counted, so a flood formats nothing.
@@ -331,12 +363,13 @@ impl Tally {
     pub(crate) fn add(
         &self,
         series: Series,
+        route: &RouteName,
         kind: Option<EventKind>,
         outcome: &'static str,
         number: u64,
         sample: impl FnOnce() -> Option<Sample>,
     ) {
-        lock(&self.shared).add(series, kind, outcome, number, sample);
+        lock(&self.shared).add(series, route, kind, outcome, number, sample);
         // After the change: whoever is woken before it finds nothing, and waits for the next one.
         self.changed.notify_one();
     }
@@ -370,8 +403,8 @@ impl Tally {
         (now, recent.map(|(key, row)| self.count(key, row)).collect())
     }
 
-    /// Returns the kinds that were ever seen.
-    pub(super) fn kinds(&self) -> BTreeSet<EventKind> {
+    /// Returns the event types that were ever seen.
+    pub(super) fn kinds(&self) -> BTreeSet<EventType> {
         lock(&self.shared).kinds.clone()
     }
 
@@ -390,6 +423,7 @@ impl Tally {
             minute: key.minute,
             process: self.process,
             series: key.series,
+            route: key.route.clone(),
             kind: key.kind.clone(),
             outcome: Cow::Borrowed(key.outcome),
             number: row.number,
@@ -405,7 +439,10 @@ pub(crate) struct Sums {
 }
 
 /// The minute is negative, so that the newest is first.
-type Summed = (i64, Series, i64, Option<EventKind>, Cow<'static, str>);
+type Summed = (i64, Series, i64, Of, Cow<'static, str>);
+
+/// A route, and a kind if it is known.
+pub(super) type Of = (RouteName, Option<EventKind>);
 
 impl Sums {
     pub(crate) fn new(of: CountsOf) -> Self {
@@ -419,7 +456,8 @@ impl Sums {
         // The field `bucket` is public, so it can be 0.
         let minute = count.minute - count.minute.rem_euclid(self.of.bucket.max(1));
         let process = if self.of.by_process { count.process } else { 0 };
-        let key = (-minute, count.series, process, count.kind, count.outcome);
+        let of = (count.route, count.kind);
+        let key = (-minute, count.series, process, of, count.outcome);
         let (number, sample) = self.counts.entry(key).or_default();
         *number = count.series.join(*number, count.number);
         if sample.is_none() {
@@ -439,10 +477,11 @@ impl Sums {
         let counts = self.counts.into_iter().take(self.of.limit);
         counts
             .map(
-                |((minute, series, process, kind, outcome), (number, sample))| Count {
+                |((minute, series, process, (route, kind), outcome), (number, sample))| Count {
                     minute: -minute,
                     process,
                     series,
+                    route,
                     kind,
                     outcome,
                     number,

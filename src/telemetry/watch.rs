@@ -14,12 +14,16 @@ use super::request::Asked;
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::outcome::{Outcome, Settlement};
+use crate::route::RouteName;
+use crate::sender::Sender;
 
 /// Reports the end of one delivery to an observer. Dropped before that, it reports that the client disconnected.
 pub(crate) struct DeliveryWatch(Option<Box<Watched>>);
 
 struct Watched {
     observers: Observers,
+    route: RouteName,
+    sender: Sender,
     started: Instant,
     delivery: Option<RawDelivery>,
     asked: Asked,
@@ -39,7 +43,7 @@ const DISCONNECTED: &str = "disconnected";
 
 impl DeliveryWatch {
     #[inline]
-    pub(crate) fn new(observers: &Observers) -> Self {
+    pub(crate) fn new(observers: &Observers, route: &RouteName, sender: &Sender) -> Self {
         // Without an observer, a delivery pays neither for the box nor for the clock.
         if !observers.any() {
             return Self(None);
@@ -47,6 +51,8 @@ impl DeliveryWatch {
         // A box, so that the future of a delivery without an observer has a pointer more, and not all of this.
         Self(Some(Box::new(Watched {
             observers: observers.clone(),
+            route: route.clone(),
+            sender: sender.clone(),
             started: Instant::now(),
             delivery: None,
             asked: Asked::default(),
@@ -93,6 +99,8 @@ impl Watched {
         } = *ending;
         let delivery = self.delivery.as_ref();
         let ended = DeliveryEnded {
+            route: &self.route,
+            sender: &self.sender,
             outcome,
             status,
             kind: kind.or(delivery.map(RawDelivery::kind)),
@@ -127,6 +135,7 @@ pub(crate) struct AttemptWatch(Option<Box<Attempt>>);
 
 struct Attempt {
     observers: Observers,
+    route: RouteName,
     kind: EventKind,
     event: Option<i64>,
     number: Option<NonZeroU32>,
@@ -145,6 +154,7 @@ impl AttemptWatch {
         let accepted = delivery.accepted_at();
         Self(Some(Box::new(Attempt {
             observers: observers.clone(),
+            route: delivery.route().clone(),
             kind: delivery.kind().clone(),
             event,
             number: delivery.attempt(),
@@ -172,6 +182,7 @@ impl AttemptWatch {
     pub(crate) fn ended(self, outcome: &Outcome, settlement: Option<&Settlement>) {
         let Some(attempt) = self.0 else { return };
         let ended = AttemptEnded {
+            route: &attempt.route,
             kind: &attempt.kind,
             event: attempt.event,
             outcome,

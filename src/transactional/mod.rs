@@ -98,9 +98,8 @@
 //! - **For as long as keys are remembered**: 8 days by default, one day longer than the platform retries.
 //! - **Events with a key.** A delivery without one, such as the test request of
 //!   [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5), is also handled in a transaction, but again each time.
-//!   Refuse such deliveries with [`SignatureLayer::require_key`](crate::SignatureLayer::require_key).
-//! - **One event has one kind**, and one handler. Two [`Transactions`] on one table keep their events apart by
-//!   [`Transactions::namespace`], and so do layers and workers by theirs.
+//!   Refuse such deliveries with [`Webhooks::require_key`](crate::Webhooks::require_key).
+//! - **One event has one kind**, and one handler. Events of two [routes](crate::Webhooks::name) are two events.
 //!
 //! # How a run ends
 //!
@@ -143,7 +142,7 @@
 //! queue.migrate().await?; // also creates the table of the keys
 //! let transactions = Transactions::new(PostgresStore::new(pool));
 //! let events = EventRouter::new().on::<ChatRated>(transactions.handler(Crm { tenant: 7 }));
-//! let worker = Inbox::new(queue).worker(events).concurrency(32).spawn();
+//! let (webhooks, running) = Webhooks::new(secret).inbox(queue).start(events)?;
 //! ```
 //!
 //! # Writing handlers

@@ -147,16 +147,16 @@ pub(super) struct ClaimKey {
 impl Transactions {
     /// Observes an attempt that no layer and no worker makes.
     fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
-        let observers = match delivery.namespace() {
-            Some(_) => &Observers::default(),
-            None => &self.observers,
+        let observers = match delivery.is_reported() {
+            true => &Observers::default(),
+            false => &self.observers,
         };
         AttemptWatch::new(observers, delivery, None)
     }
 
     fn key(&self, delivery: &RawDelivery) -> Option<ClaimKey> {
         Some(ClaimKey {
-            id: Identity::in_transaction(delivery, &self.limits.namespace)?,
+            id: Identity::in_transaction(delivery)?,
             wait_until: Instant::now() + self.limits.in_flight_wait,
         })
     }

@@ -41,16 +41,6 @@ impl Transactions {
         }
     }
 
-    /// Keeps the keys apart from those of other applications on the same database.
-    ///
-    /// The namespace defaults to an empty string. Keys are unique per event, whatever its kind, so the
-    /// webhooks of one platform can share it.
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        let namespace = namespace.into();
-        self.limits.set(|given| given.namespace = Some(namespace));
-        self
-    }
-
     /// Derives retention and `Retry-After` from the limits of another sender.
     ///
     /// A [`retention`](Self::retention) that was set before or is set later takes precedence.

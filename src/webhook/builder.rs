@@ -1,5 +1,6 @@
-//! The builder: every setting once, for a store or an inbox, checked together at the end.
+//! The builder of one route: every setting once, for a store or an inbox, checked together at the end.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tower_layer::Layer;
@@ -14,22 +15,25 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::execution::{Given, Limits};
 use crate::idempotency::{Idempotency, IdempotencyLayer, Rules};
+use crate::inbox::Inbox;
+use crate::inbox::lane::{ChatOf, LaneOf};
+use crate::inbox::route::{DEFAULTS, Route};
 use crate::inbox::worker::{Handler, handler};
-use crate::inbox::{Inbox, Worker};
 #[cfg(feature = "moka")]
 use crate::memory::MokaStore;
 use crate::outcome::Outcome;
+use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
 use crate::signature::{Secrets, Signature, SignatureLayer};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
-/// Builds a receiver: it verifies deliveries, and deduplicates them in a [store](crate::docs::stores) or accepts them into
-/// an [inbox](crate::docs::inbox).
+/// Builds a receiver of one sender's webhooks: it verifies deliveries, and deduplicates them in a
+/// [store](crate::docs::stores) or accepts them into an [inbox](crate::docs::inbox).
 ///
-/// Every setting is given once, for either, and in any order. A setter that is called twice counts as called last.
-/// `start` checks the settings together, and returns the service and a [`Running`]:
+/// Every setting is given once, for either, and in any order. If a setter is called twice, the last call wins. `start`
+/// checks the settings together, and returns the service and a [`Running`]:
 ///
 /// ```no_run
 /// # #[cfg(all(feature = "signal", feature = "sqlite"))]
@@ -49,10 +53,12 @@ use crate::telemetry::{Observer, Observers};
 ///     .start(events)?;
 ///
 /// let app = Router::new().route_service("/webhooks", webhooks);
-/// axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
-///     .with_graceful_shutdown(tower_webhook::shutdown())
+/// let listener = TcpListener::bind("127.0.0.1:3000").await?;
+/// running
+///     .serve(tower_webhook::shutdown(), Duration::from_secs(30), |stop| {
+///         axum::serve(listener, app).with_graceful_shutdown(stop)
+///     })
 ///     .await?;
-/// running.drain(Duration::from_secs(30)).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -63,65 +69,61 @@ use crate::telemetry::{Observer, Observers};
 /// or serve it with hyper. For axum handlers that are wrapped by `Router::route_layer`, use
 /// [`into_layer`](Self::into_layer) instead of `start`.
 ///
-/// # Settings of the pieces
-///
-/// The receiver is made of a [`SignatureLayer`] around an [`IdempotencyLayer`], or around an [`Inbox`] with its
-/// [`Worker`]. A piece that was configured separately can be passed to [`idempotency`](Self::idempotency) or
-/// [`inbox`](Self::inbox). A setting that has one value here and another on the piece is refused:
-///
-/// ```
-/// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tower_webhook::ConfigError> {
-/// use tower_webhook::inbox::Inbox;
-/// use tower_webhook::memory::MemoryQueue;
-/// use tower_webhook::{EventRouter, Secret, Webhooks};
-///
-/// let error = Webhooks::new(Secret::new("8c1f…")?)
-///     .namespace("europe")
-///     .inbox(Inbox::new(MemoryQueue::new()).namespace("america"))
-///     .start(EventRouter::new())
-///     .unwrap_err();
-/// assert_eq!(
-///     error.to_string(),
-///     r#"`namespace` is "europe" on `Webhooks` and "america" on `Inbox`: set it on one of them"#
-/// );
-/// # Ok(())
-/// # }
-/// ```
+/// To receive from several senders, build each with its own `Webhooks`. With an inbox, they share one queue and one worker:
+/// see [`Inbox::routes`].
 #[derive(Clone, Debug)]
 #[must_use = "it receives nothing until it is started"]
 pub struct Webhooks<T = ()> {
-    shared: Shared,
+    pub(super) route: Settings,
     target: T,
 }
 
-/// The settings that do not depend on where deliveries go.
-#[derive(Clone, Debug)]
-struct Shared {
-    signature: SignatureLayer,
-    sender: Option<Sender>,
+/// The settings of a route that do not depend on where its deliveries go.
+#[derive(Clone)]
+pub(super) struct Settings {
+    /// `None` without secrets: nothing is received, and events that others have accepted are handled.
+    signature: Option<SignatureLayer>,
+    sender: Sender,
+    name: Option<RouteName>,
+    lane_by: Option<Arc<ChatOf>>,
     given: Given,
     rules: Rules,
     observers: Observers,
 }
 
+partial_debug!(
+    Settings,
+    |it| sender = it.sender,
+    name = it.name,
+    given = it.given,
+    rules = it.rules
+);
+
 impl Webhooks {
     /// Verifies with `secrets`: a [`Secret`](crate::Secret), or [`Secrets`], a handle to a set of them.
     pub fn new(secrets: impl Into<Secrets>) -> Self {
-        Self::with(SignatureLayer::new(secrets))
+        Self::with(Some(SignatureLayer::new(secrets)))
     }
 
     /// Verifies **nothing**: anybody who reaches the URL can make handlers run. See
     /// [`SignatureLayer::dangerously_unsigned`].
     pub fn dangerously_unsigned() -> Self {
-        Self::with(SignatureLayer::dangerously_unsigned())
+        Self::with(Some(SignatureLayer::dangerously_unsigned()))
     }
 
-    fn with(signature: SignatureLayer) -> Self {
+    /// Receives nothing: for a process that only handles what others have accepted, see
+    /// [`Routes::handle`](crate::Routes::handle).
+    pub fn without_secrets() -> Self {
+        Self::with(None)
+    }
+
+    fn with(signature: Option<SignatureLayer>) -> Self {
         Self {
-            shared: Shared {
+            route: Settings {
                 signature,
-                sender: None,
+                sender: Sender::default(),
+                name: None,
+                lane_by: None,
                 given: Given::default(),
                 rules: Rules::default(),
                 observers: Observers::default(),
@@ -129,31 +131,17 @@ impl Webhooks {
             target: (),
         }
     }
-}
 
-/// # Where deliveries go
-///
-/// A later call of these replaces an earlier one, with the settings that only a store or only an inbox has.
-impl<T> Webhooks<T> {
     /// Remembers keys in `store`, and runs handlers before the answer. Several receivers may share one store.
     pub fn store<St: Store>(self, store: St) -> Webhooks<IdempotencyLayer<St>> {
-        self.idempotency(IdempotencyLayer::new(store))
+        Webhooks {
+            route: self.route,
+            target: IdempotencyLayer::new(store),
+        }
     }
 
-    /// Like [`store`](Self::store), with a layer that was configured separately.
-    pub fn idempotency<St: Store>(
-        self,
-        layer: IdempotencyLayer<St>,
-    ) -> Webhooks<IdempotencyLayer<St>> {
-        self.with_target(layer)
-    }
-
-    /// Accepts deliveries into an inbox: a [`Queue`](crate::inbox::Queue), or an [`Inbox`] with settings of its own. The answer is 200 when an
-    /// event is stored, and a worker runs the handlers later.
-    ///
-    /// What is set here applies to the receiver and its worker. A clone of the inbox that you keep, as for a
-    /// [console](https://docs.rs/tower-webhook-console), has only the settings that were set on the inbox: set an
-    /// [`observer`](Inbox::observer) there. It finds the keys of every receiver that was started with one of its clones.
+    /// Accepts deliveries into an inbox: a [`Queue`](crate::inbox::Queue), or an [`Inbox`] with settings of its own. The
+    /// answer is 200 when an event is stored, and a worker runs the handlers later.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")]
@@ -164,27 +152,21 @@ impl<T> Webhooks<T> {
     /// use tower_webhook::inbox::Inbox;
     /// use tower_webhook::memory::MemoryQueue;
     ///
-    /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
+    /// let inbox = Inbox::new(MemoryQueue::new())
+    ///     .backlog_limit(1 << 30)
+    ///     .worker(|worker| worker.concurrency(8));
     /// let (webhooks, running) = Webhooks::new(Secret::new("8c1f…")?)
-    ///     .inbox(inbox.clone())
-    ///     .worker(|worker| worker.concurrency(8))
+    ///     .inbox(inbox.clone()) // keep a clone, as for a console
     ///     .start(events)?;
     /// # drop(webhooks);
     /// running.drain(Duration::from_secs(30)).await?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn inbox(self, inbox: impl Into<Inbox>) -> Webhooks<Worker> {
-        // `start` gives it its service.
-        self.with_target(inbox.into().worker(EventRouter::new()))
-    }
-
-    fn with_target<U>(mut self, target: U) -> Webhooks<U> {
-        self.shared.given.in_flight_wait = None;
-        self.shared.rules.handle_without_store = false;
+    pub fn inbox(self, inbox: impl Into<Inbox>) -> Webhooks<Inbox> {
         Webhooks {
-            shared: self.shared,
-            target,
+            route: self.route,
+            target: inbox.into(),
         }
     }
 }
@@ -194,36 +176,76 @@ impl<T> Webhooks<T> {
     /// Sets who sends the deliveries: the chat platform by default. All defaults are derived from its
     /// [policy](Sender::policy).
     ///
-    /// Of another sender, the [namespace](Self::namespace) is its name unless you set one, and the
-    /// [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
+    /// The [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
     pub fn sender(mut self, sender: Sender) -> Self {
-        self.shared.given.sender_policy = Some(sender.policy());
-        self.shared.sender = Some(sender);
+        self.route.given.sender_policy = Some(sender.policy());
+        self.route.sender = sender;
         self
     }
 
-    /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413.
+    /// Names the route, for a second account of one sender: by default, it has the name of its
+    /// [sender](Sender::name).
+    ///
+    /// Routes of different names have their own keys, lanes, pauses and counts on one store or queue. Events that are
+    /// unsettled when a route is renamed wait for a worker of the old name.
+    ///
+    /// ```
+    /// # use tower_webhook::{Secret, Sender, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let webhooks = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .sender(Sender::github())
+    ///     .name("github-europe".parse()?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn name(mut self, name: RouteName) -> Self {
+        self.route.name = Some(name);
+        self
+    }
+
+    /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
+    /// ([`Refusal::BodyTooLarge`](crate::signature::Refusal::BodyTooLarge)).
     pub fn max_body(mut self, bytes: usize) -> Self {
-        self.shared.signature = self.shared.signature.max_body(bytes);
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.bounds.max_body = bytes;
+        }
         self
     }
 
-    /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default. See
-    /// [`SignatureLayer::max_buffered`].
+    /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
+    ///
+    /// Clones of the service share the limit. A body no longer counts once it is complete. Beyond the limit, the slowest
+    /// body is given up for another, and answered with 503
+    /// ([`Refusal::Overloaded`](crate::signature::Refusal::Overloaded)): the one with the most memory, multiplied by the
+    /// time since its last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their
+    /// tasks have run.
+    ///
+    /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
+    /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
     pub fn max_buffered(mut self, bytes: usize) -> Self {
-        self.shared.signature = self.shared.signature.max_buffered(bytes);
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.bounds.budget.limit = bytes;
+        }
         self
     }
 
-    /// Sets how long a body may take to arrive at most: 10 seconds by default. See [`SignatureLayer::body_timeout`].
+    /// Sets how long a body may take to arrive at most: 10 seconds by default. A body whose length is declared has less:
+    /// 2 seconds, and another one for each 32 KiB. A slower one is answered with 408
+    /// ([`Refusal::BodyTimeout`](crate::signature::Refusal::BodyTimeout)).
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
-        self.shared.signature = self.shared.signature.body_timeout(timeout);
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.bounds.timeout = timeout;
+        }
         self
     }
 
-    /// Answers a delivery without an `Idempotency-Key` with 400. See [`SignatureLayer::require_key`].
+    /// Answers a delivery without an `Idempotency-Key` with 400
+    /// ([`Refusal::MissingKey`](crate::signature::Refusal::MissingKey)). By default it is handled without deduplication,
+    /// because the test request of [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5) has no key.
     pub fn require_key(mut self) -> Self {
-        self.shared.signature = self.shared.signature.require_key();
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.require_key = true;
+        }
         self
     }
 
@@ -242,8 +264,9 @@ impl<T> Webhooks<T> {
     /// # }
     /// ```
     pub fn keep_only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
-        let kinds = kinds.into_iter().collect();
-        self.shared.signature = self.shared.signature.keep(Some(kinds));
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.kept = Some(Arc::new(kinds.into_iter().collect()));
+        }
         self
     }
 
@@ -263,12 +286,17 @@ impl<T> Webhooks<T> {
     /// # }
     /// ```
     pub fn keep_handled(mut self, router: &EventRouter) -> Self {
-        self.shared.signature = self.shared.signature.keep(router.handled());
+        if let Some(signature) = &mut self.route.signature {
+            signature.config.kept = router.handled().map(Arc::new);
+        }
         self
     }
 
     /// Reports each delivery, each attempt, and each call of the store or queue to an observer: see
-    /// [`telemetry`](crate::telemetry). An observer that was set on a piece sees the same, if there is none here.
+    /// [`telemetry`](crate::telemetry).
+    ///
+    /// With an inbox, it also sees the other routes, the worker, and the calls of each clone of the inbox. Set it with the
+    /// first route.
     ///
     /// ```
     /// # use tower_webhook::telemetry::FailureBudget;
@@ -280,59 +308,126 @@ impl<T> Webhooks<T> {
     /// # }
     /// ```
     pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.shared.observers = Observers::new(observer);
+        self.route.observers = Observers::new(observer);
         self
     }
 
-    /// Keeps the keys apart from those of other receivers on the same store or queue. It defaults to an empty string. See
-    /// [`IdempotencyLayer::namespace`] and [`Inbox::namespace`].
-    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.shared.given.namespace = Some(namespace.into());
-        self
-    }
-
-    /// Sets how long a key is remembered after its event was handled, or with an inbox accepted: 8 days by default. It
-    /// must be longer than [`SenderPolicy::retry_for`](crate::SenderPolicy::retry_for), 7 days.
+    /// Sets how long a key is remembered after its event was handled, or with an inbox accepted: 8 days by default. The key
+    /// of an unsettled event or a dead letter is remembered for longer if necessary, until the event is settled. It
+    /// must be longer than [`SenderPolicy::retry_for`](crate::SenderPolicy::retry_for), 7 days: an event whose key is
+    /// forgotten is handled again.
     pub fn retention(mut self, retention: Duration) -> Self {
-        self.shared.given.retention = Some(retention);
+        self.route.given.retention = Some(retention);
         self
     }
 
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
-    /// inbox. It must be at least 100 milliseconds, shorter than
+    /// inbox. It is renewed whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer than
-    /// [`in_flight_wait`](Webhooks::in_flight_wait). See [`IdempotencyLayer::lease`] and [`Worker::lease`].
+    /// [`in_flight_wait`](Webhooks::in_flight_wait).
+    ///
+    /// The claim of a handler that blocks its thread is renewed as long as the runtime has another thread that is idle.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.shared.given.lease = Some(lease);
+        self.route.given.lease = Some(lease);
         self
     }
 
     /// Sets the time limit of each operation of the store, or for storing an event in an inbox: 2 seconds by default, and
-    /// more than zero. When it has passed, the answer is 503. See [`IdempotencyLayer::store_timeout`] and
-    /// [`Inbox::store_timeout`].
+    /// more than zero. When it has passed, the answer is 503 ([`Outcome::Unavailable`]). An inbox may have stored the event
+    /// nevertheless; its next delivery is then a duplicate.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
-        self.shared.given.store_timeout = Some(timeout);
+        self.route.given.store_timeout = Some(timeout);
         self
     }
 
     /// Sets the time limit of a handler: 30 seconds by default, and more than zero. A handler that exceeds it is dropped,
-    /// and its event is handled again. See [`IdempotencyLayer::handler_timeout`].
+    /// and its event is handled again. See [`Outcome::TimedOut`].
+    ///
+    /// A handler that blocks its thread cannot be dropped, and work that it started with `spawn_blocking` continues beside
+    /// the next attempt.
     pub fn handler_timeout(mut self, timeout: Duration) -> Self {
-        self.shared.given.handler_timeout = Some(timeout);
+        self.route.given.handler_timeout = Some(timeout);
         self
     }
 
     /// Answers with 422 when a delivery's key was used with another body, instead of treating it as the same event.
+    ///
+    /// Bodies are compared by a 128-bit digest, so a retry that was signed with another secret is still the same body.
     pub fn reject_changed_bodies(mut self) -> Self {
-        self.shared.rules.reject_changed_bodies = true;
+        self.route.rules.reject_changed_bodies = true;
         self
     }
 
-    /// Answers with 422 when a delivery's body was handled under another key, because an attacker may have captured it.
-    /// See [`IdempotencyLayer::replay_guard`].
+    /// Answers with 422 when a delivery's body was handled under another key, for as long as the
+    /// [`retention`](Self::retention) lasts.
+    ///
+    /// The key is not signed. Without this guard, an attacker who captured a delivery can have it handled
+    /// again under another key. A body that had no key either time is answered as a replay.
+    ///
+    /// The guard is off by default, because two events may legitimately share a body. It costs a second
+    /// claim for each delivery. See the [threat model](crate::docs::threat_model).
     pub fn replay_guard(mut self) -> Self {
-        self.shared.rules.replay_guard = true;
+        self.route.rules.replay_guard = true;
         self
+    }
+
+    /// Sets a function that returns the id of what an event is about, such as a chat or a repository: with an inbox, the
+    /// events of one id are handled in order. Without it, the id is the chat of the chat platform's events, and what the
+    /// `order` of a [sender's description](crate::docs::senders#another-sender) names. The function is not called for
+    /// the chat platform's own kinds.
+    ///
+    /// If it returns `None` or panics, the event is handled independently of all others. It is called before the event is
+    /// stored, so it should be fast.
+    ///
+    /// ```
+    /// # use tower_webhook::{Secret, Sender, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// #[derive(serde::Deserialize)]
+    /// struct Ticket {
+    ///     chat_id: Option<String>,
+    /// }
+    ///
+    /// let webhooks = Webhooks::new(Secret::new("8c1f…")?).lane_by(|delivery| {
+    ///     let ticket: Ticket = delivery.decode().ok()?;
+    ///     ticket.chat_id
+    /// });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lane_by(
+        mut self,
+        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.route.lane_by = Some(Arc::new(chat));
+        self
+    }
+}
+
+/// # Verification alone
+impl Webhooks {
+    /// Returns the layer that verifies, for handlers that recognise duplicates themselves, such as `transactional` ones.
+    /// Settings of keys and of handlers have no effect.
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::{EventRouter, Secret, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// # let transactional_events = EventRouter::new();
+    /// let layer = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .require_key()
+    ///     .into_signature_layer()?;
+    /// let webhooks = layer.layer(transactional_events);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NoSecrets`], and [`ConfigError::Sender`] when a secret is not written as this sender writes its
+    /// secrets, or the token of its challenges is missing.
+    pub fn into_signature_layer(self) -> Result<SignatureLayer, ConfigError> {
+        let observers = self.route.observers.clone();
+        self.route.signature(observers)
     }
 }
 
@@ -366,14 +461,14 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
     /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5 seconds by
     /// default, and shorter than the [`lease`](Self::lease). Zero does not wait.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
-        self.shared.given.in_flight_wait = Some(wait);
+        self.route.given.in_flight_wait = Some(wait);
         self
     }
 
     /// Handles events **without deduplication** while the store fails, instead of answering 503. An event may then be
     /// handled several times, even concurrently.
     pub fn dangerously_handle_without_store(mut self) -> Self {
-        self.shared.rules.handle_without_store = true;
+        self.route.rules.handle_without_store = true;
         self
     }
 
@@ -382,8 +477,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
     ///
     /// # Errors
     ///
-    /// The first setting that would break one of the [guarantees](crate::docs::guarantees), or that was set differently
-    /// on a piece: [`ConfigError::SetTwice`].
+    /// The first setting that would break one of the [guarantees](crate::docs::guarantees).
     pub fn start<S>(
         self,
         service: S,
@@ -414,38 +508,60 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
     ///
     /// As [`start`](Self::start).
     pub fn into_layer(self) -> Result<(WebhookLayer<St>, Running), ConfigError> {
-        let mut idempotency = self.target;
-        let leases = &mut idempotency.leases;
-        let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
-        let signature = self.shared.join(
-            &mut leases.limits,
-            &mut leases.observers,
-            |_| "IdempotencyLayer",
-        )?;
-        idempotency.rules.handle_without_store |= rules.handle_without_store;
-        idempotency.rules.reject_changed_bodies |= rules.reject_changed_bodies;
-        idempotency.rules.replay_guard |= replay_guard;
-        let running = Running::new(Work::Inline(idempotency.runs()), &signature);
+        let (signature, idempotency) = self.into_layers()?;
+        let running = Running::new(Work::Inline(idempotency.runs()), vec![signature.clone()]);
         Ok((WebhookLayer::new(signature, idempotency), running))
+    }
+
+    /// Returns the two layers, for a service that stands between them. Wait for [`IdempotencyLayer::runs`] when the server
+    /// has stopped.
+    ///
+    /// ```
+    /// # use tower::ServiceBuilder;
+    /// # use tower_webhook::memory::MokaStore;
+    /// # use tower_webhook::{EventRouter, Secret, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let (signature, idempotency) = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .store(MokaStore::new())
+    ///     .into_layers()?;
+    /// let webhooks = ServiceBuilder::new()
+    ///     .layer(signature)
+    ///     .concurrency_limit(64) // of verified deliveries
+    ///     .layer(idempotency)
+    ///     .service(EventRouter::new());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start).
+    pub fn into_layers(self) -> Result<(SignatureLayer, IdempotencyLayer<St>), ConfigError> {
+        let mut idempotency = self.target;
+        let Settings {
+            given,
+            rules,
+            observers,
+            ..
+        } = self.route.clone();
+        idempotency.leases.limits.change(|it| *it = given)?;
+        idempotency.leases.observers = observers.clone();
+        idempotency.rules = rules;
+        idempotency.rules.replay_guard |= self.route.sender.needs_replay_guard();
+        Ok((self.route.signature(observers)?, idempotency))
     }
 }
 
 /// # With an inbox
-impl Webhooks<Worker> {
-    /// Changes the settings that only a worker has, such as [`concurrency`](Worker::concurrency) and
-    /// [`retry`](Worker::retry).
-    pub fn worker(mut self, change: impl FnOnce(Worker) -> Worker) -> Self {
-        self.target = change(self.target);
-        self
-    }
-
+impl Webhooks<Inbox> {
     /// Starts the receiver and a worker. `service` is an [`EventRouter`], or any other service of
     /// [`RawDelivery`] whose response is an [`Outcome`].
     ///
+    /// [`Inbox::routes`] starts several receivers, or one half alone.
+    ///
     /// # Errors
     ///
-    /// The first setting that would break one of the [guarantees](crate::docs::guarantees), or that was set differently
-    /// on a piece: [`ConfigError::SetTwice`].
+    /// The first setting that would break one of the [guarantees](crate::docs::guarantees).
     ///
     /// # Panics
     ///
@@ -462,65 +578,45 @@ impl Webhooks<Worker> {
 
     // Not generic, so that it is compiled with this crate.
     fn start_with(self, handler: Handler) -> Result<(Receiver, Running), ConfigError> {
-        let mut worker = self.target;
-        let settings = worker.inbox.set();
-        if let Some(sender) = &self.shared.sender {
-            settings.lane_of.of_sender(sender);
-        }
-        let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
-        let signature = self.shared.join(
-            &mut settings.limits,
-            &mut settings.observers,
-            |setting| match setting {
-                "lease" | "handler_timeout" => "Worker",
-                _ => "Inbox",
-            },
-        )?;
-        settings.reject_changed_bodies |= rules.reject_changed_bodies;
-        settings.replay_guard |= replay_guard;
-        let webhooks = Receiver::new(signature.layer(worker.inbox.accept()));
-        worker.handler = handler;
-        let handle = worker.spawn();
-        Ok((webhooks, Running::new(Work::Inbox(handle), &signature)))
+        let mut routes = self.target.routes();
+        let receiver = routes.add_with(self.route, handler)?;
+        Ok((receiver, routes.start()?))
     }
 }
 
-impl Shared {
-    /// Whether it was asked for, or the sender needs it.
-    fn replay_guard(&self) -> bool {
-        let sender = self.sender.as_ref();
-        self.rules.replay_guard || sender.is_some_and(Sender::needs_replay_guard)
+impl Settings {
+    pub(super) fn name(&self) -> RouteName {
+        let of_sender = || self.sender.name().parse().unwrap_or_default();
+        self.name.clone().unwrap_or_else(of_sender)
     }
 
-    /// Adds the settings to those of a piece, and returns the layer that goes around it.
-    fn join(
-        self,
-        limits: &mut Limits,
-        observers: &mut Observers,
-        piece: fn(&'static str) -> &'static str,
-    ) -> Result<SignatureLayer, ConfigError> {
-        limits.join(self.given, piece)?;
-        if let Some(name) = self.sender.as_ref().and_then(Sender::namespace) {
-            limits.set(|given| {
-                given.namespace.get_or_insert_with(|| name.to_owned());
-            });
-        }
-        match (self.observers.any(), observers.any()) {
-            (true, true) => {
-                return Err(ConfigError::SetTwice {
-                    setting: "observer",
-                    piece: piece("observer"),
-                    values: None,
-                });
-            }
-            (true, false) => *observers = self.observers,
-            (false, _) => {}
-        }
-        let sender = self.sender.unwrap_or_default();
-        Ok(self
-            .signature
-            .sender(sender)?
-            .sender_policy(limits.policy)
-            .observers(observers.clone()))
+    pub(super) fn sender(&self) -> &Sender {
+        &self.sender
+    }
+
+    pub(super) fn observers(&self) -> Option<&Observers> {
+        Some(&self.observers).filter(|it| it.any())
+    }
+
+    /// What an inbox and its worker know of the route.
+    pub(super) fn route(&self) -> Result<Route, ConfigError> {
+        let mut limits = Limits::new(DEFAULTS);
+        limits.change(|given| *given = self.given.clone())?;
+        Ok(Route {
+            name: self.name(),
+            limits,
+            lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
+            reject_changed_bodies: self.rules.reject_changed_bodies,
+            replay_guard: self.rules.replay_guard || self.sender.needs_replay_guard(),
+        })
+    }
+
+    /// The layer that verifies its deliveries.
+    pub(super) fn signature(self, observers: Observers) -> Result<SignatureLayer, ConfigError> {
+        let name = self.name();
+        let signature = self.signature.ok_or(ConfigError::NoSecrets)?;
+        let mut signature = signature.at(name, self.sender)?;
+        signature.config.observers = observers;
+        Ok(signature)
     }
 }

@@ -4,7 +4,7 @@ use super::Webhooks;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::idempotency::IdempotencyLayer;
-use crate::inbox::{Inbox, Worker};
+use crate::inbox::Inbox;
 use crate::memory::{MemoryQueue, MokaStore};
 use crate::router::EventRouter;
 use crate::sender::Sender;
@@ -23,12 +23,8 @@ fn with_store() -> Webhooks<IdempotencyLayer<MokaStore>> {
     new().store(MokaStore::new())
 }
 
-fn with_inbox() -> Webhooks<Worker> {
+fn with_inbox() -> Webhooks<Inbox> {
     new().inbox(MemoryQueue::new())
-}
-
-fn idempotency() -> IdempotencyLayer<MokaStore> {
-    IdempotencyLayer::new(MokaStore::new())
 }
 
 fn inbox() -> Inbox {
@@ -50,7 +46,7 @@ macro_rules! start {
     )*};
 }
 
-start! { () IdempotencyLayer<MokaStore> Worker }
+start! { () IdempotencyLayer<MokaStore> Inbox }
 
 fn refusal(webhooks: impl Start) -> String {
     webhooks.started().unwrap_err().to_string()
@@ -118,7 +114,6 @@ async fn order_of_setters_does_not_matter_and_the_last_call_counts() {
         with_store().sender(hasty.clone()).in_flight_wait(SECOND),
         with_store().in_flight_wait(SECOND).sender(hasty),
         with_store().retention(DAY).retention(14 * DAY),
-        with_store().in_flight_wait(MINUTE).store(MokaStore::new()),
     ] {
         webhooks.started().unwrap();
     }
@@ -126,13 +121,7 @@ async fn order_of_setters_does_not_matter_and_the_last_call_counts() {
         with_inbox()
             .handler_timeout(Duration::ZERO)
             .handler_timeout(SECOND),
-        with_store()
-            .in_flight_wait(MINUTE)
-            .inbox(MemoryQueue::new()),
-        new()
-            .lease(SECOND)
-            .inbox(MemoryQueue::new())
-            .worker(|it| it.concurrency(1)),
+        new().lease(SECOND).inbox(MemoryQueue::new()),
     ] {
         webhooks.started().unwrap();
     }
@@ -156,98 +145,150 @@ async fn order_of_setters_does_not_matter_and_the_last_call_counts() {
     );
 }
 
-#[tokio::test]
-async fn value_here_and_another_on_a_piece_are_refused_with_both() {
-    let both = |setting: &str, here: &str, there: &str, piece: &str| {
-        format!(
-            "`{setting}` is {here} on `Webhooks` and {there} on `{piece}`: set it on one of them"
-        )
-    };
-
-    let piece = || idempotency().retention(10 * DAY).unwrap();
-    assert_eq!(
-        refusal(new().idempotency(piece()).retention(14 * DAY)),
-        both("retention", "1209600s", "864000s", "IdempotencyLayer")
-    );
-    assert_eq!(
-        refusal(new().namespace("").inbox(inbox().namespace("crm"))),
-        both("namespace", r#""""#, r#""crm""#, "Inbox")
-    );
-    let piece = inbox().store_timeout(SECOND).unwrap();
-    assert_eq!(
-        refusal(new().inbox(piece).store_timeout(MINUTE)),
-        both("store_timeout", "60s", "1s", "Inbox")
-    );
-    let worker = || with_inbox().worker(|it| it.lease(SECOND).unwrap());
-    assert_eq!(
-        refusal(worker().lease(MINUTE)),
-        both("lease", "60s", "1s", "Worker")
-    );
-    let worker = || with_inbox().worker(|it| it.handler_timeout(SECOND).unwrap());
-    assert_eq!(
-        refusal(worker().handler_timeout(MINUTE)),
-        both("handler_timeout", "60s", "1s", "Worker")
-    );
-    let policy = SenderPolicy {
-        disable_after: Some(1),
-        ..SenderPolicy::default()
-    };
-    let piece = inbox().sender_policy(policy).unwrap();
-    let refused = new().inbox(piece).sender(Sender::default()).started();
-    assert!(matches!(
-        refused,
-        Err(ConfigError::SetTwice {
-            setting: "sender_policy",
-            piece: "Inbox",
-            values: Some(_)
-        })
-    ));
-
-    // An observer cannot be compared.
-    let budget = FailureBudget::default();
-    let text =
-        |piece| format!("`observer` is set on `Webhooks` and on `{piece}`: set it on one of them");
-    assert_eq!(
-        refusal(
-            new()
-                .observer(budget.clone())
-                .inbox(inbox().observer(budget.clone()))
-        ),
-        text("Inbox")
-    );
-    assert_eq!(
-        refusal(
-            new()
-                .idempotency(idempotency().observer(budget.clone()))
-                .observer(budget)
-        ),
-        text("IdempotencyLayer")
-    );
+fn is_refused(webhooks: impl Start, as_is: fn(&ConfigError) -> bool) -> bool {
+    webhooks.started().is_err_and(|error| as_is(&error))
 }
 
 #[tokio::test]
-async fn equal_values_and_values_that_only_a_piece_has_are_kept() {
-    new()
-        .retention(10 * DAY)
-        .idempotency(idempotency().retention(10 * DAY).unwrap())
+async fn limits_are_compared_to_the_nanosecond() {
+    const NANO: Duration = Duration::from_nanos(1);
+
+    let retention = |error: &_| matches!(error, ConfigError::RetentionTooShort { .. });
+    for kept in [7 * DAY + NANO, Duration::MAX] {
+        new().retention(kept).started().unwrap();
+    }
+    for short in [7 * DAY, DAY, Duration::ZERO] {
+        assert!(is_refused(new().retention(short), retention));
+    }
+
+    new().lease(10 * MINUTE - NANO).started().unwrap();
+    for long in [10 * MINUTE, Duration::MAX] {
+        let too_long = |error: &_| matches!(error, ConfigError::LeaseTooLong { .. });
+        assert!(is_refused(new().lease(long), too_long));
+    }
+    let wait_none = || with_store().in_flight_wait(Duration::ZERO);
+    for short in [Duration::ZERO, NANO, Duration::from_millis(100) - NANO] {
+        let too_short = |error: &_| matches!(error, ConfigError::LeaseTooShort { .. });
+        assert!(is_refused(wait_none().lease(short), too_short));
+    }
+    wait_none()
+        .lease(Duration::from_millis(100))
         .started()
         .unwrap();
-    // The defaults of a piece are nobody's values.
-    let worker = with_inbox().worker(|it| it.handler_timeout(SECOND).unwrap());
-    worker.lease(MINUTE).namespace("crm").started().unwrap();
 
-    let piece = idempotency().handler_timeout(SECOND).unwrap();
-    let (layer, _) = new()
-        .idempotency(piece)
-        .lease(20 * SECOND)
-        .into_layer()
+    with_store()
+        .in_flight_wait(MINUTE - NANO)
+        .started()
         .unwrap();
-    let shown = format!("{layer:?}");
-    assert!(shown.contains("handler_timeout: 1s"), "{shown}");
-    assert!(shown.contains("lease: Some(20s)"), "{shown}");
+    new()
+        .lease(Duration::from_secs(5) + NANO)
+        .started()
+        .unwrap();
+    let wait = |error: &_| matches!(error, ConfigError::WaitTooLong { .. });
+    let both = with_store().lease(3 * MINUTE).in_flight_wait(3 * MINUTE);
+    for long in [
+        with_store().in_flight_wait(MINUTE),
+        with_store().lease(5 * SECOND),
+        both,
+    ] {
+        assert!(is_refused(long, wait));
+    }
+    new().store_timeout(NANO).started().unwrap();
+    new().handler_timeout(Duration::MAX).started().unwrap();
+}
 
-    // What follows from both is checked, too.
-    let piece = idempotency().in_flight_wait(30 * SECOND).unwrap();
-    let refused = new().idempotency(piece).lease(20 * SECOND).started();
-    assert!(matches!(refused, Err(ConfigError::WaitTooLong { .. })));
+#[tokio::test]
+async fn another_sender_brings_limits_of_its_own() {
+    let policy = SenderPolicy {
+        retry_every: MINUTE,
+        retry_for: 30 * DAY,
+        ..SenderPolicy::default()
+    };
+    let with = |policy| with_store().sender(Sender::default().with_policy(policy));
+    with(policy).started().unwrap();
+    let retention = |error: &_| matches!(error, ConfigError::RetentionTooShort { .. });
+    assert!(is_refused(with(policy).retention(30 * DAY), retention));
+    let lease = |error: &_| matches!(error, ConfigError::LeaseTooLong { .. });
+    assert!(is_refused(with(policy).lease(MINUTE), lease));
+    // However slow the sender is, a lease can be added to any time.
+    let slow = SenderPolicy {
+        retry_every: Duration::MAX,
+        ..SenderPolicy::default()
+    };
+    assert!(is_refused(with(slow), lease));
+
+    // Its leases of 5 seconds do not leave room for a wait of 5 seconds.
+    let hasty = SenderPolicy {
+        retry_every: Duration::from_secs(50),
+        ..policy
+    };
+    let wait = |error: &_| matches!(error, ConfigError::WaitTooLong { .. });
+    assert!(is_refused(with(hasty), wait));
+    with(hasty).in_flight_wait(4 * SECOND).started().unwrap();
+    let never = SenderPolicy {
+        retry_for: Duration::MAX,
+        ..policy
+    };
+    assert!(is_refused(with(never), retention));
+}
+
+#[tokio::test]
+async fn routes_of_one_inbox_have_names_of_their_own() {
+    let github = || new().sender(Sender::github());
+    let mut routes = inbox().routes();
+    routes.accept(github()).unwrap();
+    routes
+        .accept(github().name("europe".parse().unwrap()))
+        .unwrap();
+    routes
+        .handle(Webhooks::without_secrets(), EventRouter::new())
+        .unwrap();
+    let twice = routes.accept(
+        new()
+            .sender(Sender::stripe())
+            .name("github".parse().unwrap()),
+    );
+    assert_eq!(
+        twice.map(drop).unwrap_err().to_string(),
+        "two routes of this inbox are named `github`, of the senders `github` and `stripe`: give one of them another name \
+         with `Webhooks::name`"
+    );
+    let running = routes.start().unwrap();
+    running.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_cannot_be_started_says_why() {
+    let text = |error: ConfigError| error.to_string();
+    let none = inbox().routes().start().map(drop);
+    assert_eq!(
+        text(none.unwrap_err()),
+        "there is no route: add one before `start`"
+    );
+
+    let unsigned = Webhooks::without_secrets().inbox(inbox());
+    assert!(matches!(unsigned.started(), Err(ConfigError::NoSecrets)));
+
+    let mut routes = inbox()
+        .worker(|worker| worker.only([crate::EventKind::CHAT_RATED]))
+        .routes();
+    routes
+        .add(new().sender(Sender::github()), EventRouter::new())
+        .unwrap();
+    assert_eq!(
+        text(routes.start().map(drop).unwrap_err()),
+        "`only` names the event type `chat-rated` of the route `chat-platform`, and the worker handles [github]: write the \
+         type as `route/type`, such as `github/push`"
+    );
+
+    let mut routes = inbox().routes();
+    routes.accept(new()).unwrap();
+    let late = new()
+        .sender(Sender::github())
+        .observer(FailureBudget::default());
+    assert_eq!(
+        text(routes.accept(late).map(drop).unwrap_err()),
+        "`observer` concerns all routes of an inbox, and was set with the route `github`, after another route was added or \
+         the inbox had one: set it once, with the first route"
+    );
 }

@@ -15,9 +15,10 @@ use tokio::time::{Instant, advance, sleep, sleep_until};
 use tower::util::BoxCloneSyncService;
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::event::Timestamp;
-use tower_webhook::inbox::internal::Tuning;
-use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry, WorkerHandle};
-use tower_webhook::{EventKind, HandlerError, Outcome, RawDelivery, Secret, SignatureLayer};
+use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry, Scope};
+use tower_webhook::{
+    EventKind, HandlerError, Outcome, RawDelivery, Running, Secret, SignatureLayer,
+};
 use tower_webhook_sandbox::{
     Body, Fault, Faults, Report, Sandbox, Settings, SimulatedChat, Webhook,
 };
@@ -27,6 +28,7 @@ use support::history::{
     Entry, History, LEASE, MAX_CRASHES, Mistake, Process as Number, Spy, Violation, check, digest,
     hash,
 };
+use support::inbox::Works;
 use support::queue::Calls;
 use support::{DAY, HOUR, MINUTE, SECOND, lock};
 
@@ -88,7 +90,7 @@ struct Replica {
     number: usize,
     process: Arc<Process>,
     service: Service,
-    worker: Option<Arc<WorkerHandle>>,
+    worker: Option<Arc<Running>>,
     /// Until then, the balancer sends to it although it is dead.
     noticed: Instant,
 }
@@ -163,15 +165,14 @@ impl Cluster {
         let inbox = Inbox::new(queue.shared()).keep_bodies(6 * HOUR);
         let handler = self.handler(Arc::clone(&process));
         let worker = inbox
-            .worker(handler)
+            .work(handler)
             .concurrency(4)
             .retry(Retry::default().delays(SECOND, 10 * MINUTE))
             .on_failure_of(EventKind::MESSAGE_CREATED, OnFailure::Skip)
             .max_crashes(MAX_CRASHES)
             .poll_every(MINUTE)
             .lease(LEASE)
-            .and_then(|worker| worker.handler_timeout(20 * SECOND))
-            .expect("valid limits")
+            .handler_timeout(20 * SECOND)
             .spawn();
         let receiver = SignatureLayer::new(secret()).layer(inbox.accept());
         let of = Arc::clone(&process);
@@ -463,11 +464,12 @@ impl Cluster {
                     let kind = random.choice(EventKind::ALL);
                     kind.filter(|_| random.bool())
                 });
+                let of = kind.map_or(Scope::Everything, Scope::from);
                 let (cluster, pause) = (Arc::clone(self), self.seconds(10 * 60));
-                let paused = queue.pause(kind.as_ref(), Some("a while"), &by).await;
+                let paused = queue.pause(&of, Some("a while"), &by).await;
                 tokio::spawn(async move {
                     sleep(pause).await;
-                    let _ = cluster.spy.pause(kind.as_ref(), None, &by).await;
+                    let _ = cluster.spy.pause(&of, None, &by).await;
                 });
                 paused
             }

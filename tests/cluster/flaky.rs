@@ -9,7 +9,7 @@ use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until};
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Share, Take, TakenEvent,
 };
 use tower_webhook::inbox::{EventId, Queue};
 use tower_webhook::store::{StoreError, StoreErrorKind};
@@ -200,7 +200,7 @@ macro_rules! on_its_way {
 
 on_its_way! {
     accept(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
-    claim(take: &Take, limit: usize, suspects: usize) -> Claims, take = take.clone() => (&take, limit, suspects);
+    claim(of: &[Share], limit: usize, suspects: usize) -> Claims, of = of.to_vec() => (&of, limit, suspects);
     take(id: EventId, take: &Take) -> Option<TakenEvent>, take = take.clone() => (id, &take);
     extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>, leases = leases.to_vec() => (&leases, lease);
     settle(lease: &EventLease, end: &Settlement, next: Option<&Take>) -> Settled, lease = *lease, end = end.clone(),

@@ -11,7 +11,7 @@ use tower_webhook_console::Console;
 use tracing::Level;
 
 use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, event, inbox, states, webhooks};
+use support::inbox::{NotingCrm, Works, event, inbox, states, webhooks};
 use support::log::Log;
 use support::{DAY, SECOND};
 
@@ -96,14 +96,14 @@ async fn changes_are_made_and_logged_with_the_operator() {
     let partly = post(&app, "/selected", "id=4&id=3&action=discard").await;
     partly.is(409).shows("1 events were discarded").shows("3.");
 
-    let pause = "kind=chat-rated&reason=the+CRM+is+down";
+    let pause = "of=chat-rated&reason=the+CRM+is+down";
     request(&app, by_grace("/pause", pause)).await.is(303);
     assert!(inbox.stats().await.unwrap().kinds[0].is_paused);
     let pauses = inbox.stats().await.unwrap().pauses;
     assert_eq!(pauses[0].note, "grace: the CRM is down");
     logged(&[("actor", "grace"), ("note", "grace: the CRM is down")]);
     get(&app, "/").await.shows("paused").shows("Resume");
-    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    post(&app, "/resume", "of=chat-rated").await.is(303);
     post(&app, "/pause", "reason=maintenance").await.is(303);
     assert!(inbox.stats().await.unwrap().is_paused());
     post(&app, "/resume", "").await.is(303);
@@ -146,7 +146,7 @@ async fn changes_are_made_and_logged_with_the_operator() {
 async fn an_event_says_when_it_is_tried_after_retry_now() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..100 {
         let event = event(&format!("chat-{n}"), 1);
@@ -180,7 +180,7 @@ async fn an_event_says_when_it_is_tried_after_retry_now() {
         .shows("Event <a")
         .shows("was redriven");
 
-    post(&app, "/pause", "kind=chat-rated&reason=maintenance")
+    post(&app, "/pause", "of=chat-rated&reason=maintenance")
         .await
         .is(303);
     let retried = post(&app, "/events/50/redrive", "state=retrying").await;
@@ -192,7 +192,7 @@ async fn an_event_says_when_it_is_tried_after_retry_now() {
         .shows("It is paused since <time")
         .shows("it is not tried before somebody resumes chat-rated.")
         .hides(when);
-    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    post(&app, "/resume", "of=chat-rated").await.is(303);
     worker.drain(SECOND).await.unwrap();
 }
 
@@ -218,7 +218,7 @@ async fn all_that_match_are_changed_after_a_preview() {
     sleep(SECOND).await;
     send(&webhooks, delivery("[]")).await.assert_ok();
     let dies = async |_: RawDelivery| Err(HandlerError::dead_letter("late"));
-    let worker = inbox.worker(EventRouter::new().fallback(dies)).spawn();
+    let worker = inbox.work(EventRouter::new().fallback(dies)).spawn();
     inbox.finish().await.unwrap();
     worker.drain(SECOND).await.unwrap();
     let started = post(&app, "/all", &confirmed).await;
@@ -249,7 +249,7 @@ async fn a_stale_page_changes_no_event() {
     post(&app, "/events/2/redrive", "state=dead").await.is(303);
     // Another operator, who still sees the dead letter.
     post(&app, "/events/2/redrive", "state=dead").await.is(409);
-    let worker = inbox.worker(NotingCrm::default().router()).spawn();
+    let worker = inbox.work(NotingCrm::default().router()).spawn();
     inbox.finish().await.unwrap();
     post(&app, "/events/2/redrive", "state=dead").await.is(409);
     assert_eq!(states(&inbox).await[1], EventState::Handled);
@@ -311,9 +311,9 @@ async fn actions_say_who_did_what_and_why() {
         .is(409);
     let selected = "id=3&id=4&action=discard&reason=test+data";
     request(&app, by_ada("/selected", selected)).await.is(303);
-    let pause = "kind=chat-rated&reason=the+CRM+is+down";
+    let pause = "of=chat-rated&reason=the+CRM+is+down";
     request(&app, by_ada("/pause", pause)).await.is(303);
-    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    post(&app, "/resume", "of=chat-rated").await.is(303);
     let all = format!(
         "{}&reason=a+clean+slate",
         fields(&asked(&app, "action=discard&state=unsettled").await)

@@ -8,11 +8,9 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
-use tower::Layer;
-use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
-use tower_webhook::signature::Signature;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::telemetry::Recent;
-use tower_webhook::{EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
+use tower_webhook::{EventRouter, HandlerError, RawDelivery, Receiver, Running, Webhooks};
 use tower_webhook_console::Console;
 
 use support::Ready;
@@ -24,21 +22,21 @@ use super::get;
 
 struct Desk {
     inbox: Inbox,
-    webhooks: Signature<Accept>,
+    webhooks: Receiver,
     recent: Recent,
     crm: NotingCrm,
-    _worker: WorkerHandle,
+    _running: Running,
 }
 
 impl Desk {
     fn new() -> Self {
         let (recent, crm) = (Recent::new(), NotingCrm::default());
-        let inbox = inbox().observer(recent.clone());
+        let inbox = inbox();
+        let webhooks = Webhooks::new(secret()).observer(recent.clone());
+        let (webhooks, running) = webhooks.inbox(inbox.clone()).start(crm.router()).unwrap();
         Self {
-            webhooks: SignatureLayer::new(secret())
-                .observer(recent.clone())
-                .layer(inbox.accept()),
-            _worker: inbox.worker(crm.router()).spawn(),
+            webhooks,
+            _running: running,
             inbox,
             recent,
             crm,
@@ -216,7 +214,7 @@ async fn history_compares_a_day_with_the_day_before() {
         assert!(page.text.len() < 40_000, "{range}: {}", page.text.len());
     }
     // One kind alone, and a refused request that has none.
-    day.shows(r#"<a href="/history?range=24h&amp;kind=chat-rated">chat-rated</a>"#);
+    day.shows(r#"<a href="/history?range=24h&amp;route=chat-platform&amp;kind=chat-rated">chat-rated</a>"#);
     for (kind, accepted) in [
         ("chat-rated", "8"),
         ("chat-closed", "0"),

@@ -20,7 +20,7 @@ use tower_webhook::{EventRouter, HandlerError, RawDelivery};
 
 use support::SECOND;
 use support::delivery::send;
-use support::inbox::{event, inbox, states, webhooks};
+use support::inbox::{Works, event, inbox, states, webhooks};
 
 /// What a page is.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ async fn four_events_of(inbox: Inbox) -> Inbox {
     ] {
         send(&webhooks, request).await.assert_ok();
     }
-    let worker = inbox.worker(events).spawn();
+    let worker = inbox.work(events).spawn();
     sleep(SECOND).await;
     worker.drain(SECOND).await.unwrap();
     assert_eq!(

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{self, Tuning};
+use tower_webhook::inbox::internal;
 
 use axum::Router;
 use axum::body::Body;
@@ -11,17 +11,16 @@ use http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use serde_json::Value;
 use tokio::time::sleep;
-use tower::{Layer, ServiceExt};
-use tower_webhook::inbox::{Accept, EventId, Filter, Inbox, Page, Retry};
+use tower::ServiceExt;
+use tower_webhook::inbox::{EventId, Filter, Inbox, Page, Retry};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
-use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
+use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Receiver, Webhooks};
 use tower_webhook_console::Console;
 
 use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use support::inbox::{NotingCrm, event, inbox, webhooks};
+use support::inbox::{NotingCrm, Works, event, inbox, webhooks};
 use support::lock;
 use support::queue::{Calls, FaultyQueue, take};
 use support::{DAY, SECOND};
@@ -51,7 +50,7 @@ async fn pages_show_what_happened() {
     overview
         .is(200)
         .shows("chat-rated")
-        .shows(r#"href="/events?state=dead&amp;kind=chat-rated">1</a>"#);
+        .shows(r#"href="/events?state=dead&amp;route=chat-platform&amp;kind=chat-rated">1</a>"#);
 
     let list = get(&app, "/events").await;
     list.is(200)
@@ -64,9 +63,12 @@ async fn pages_show_what_happened() {
     by_chat
         .shows(r#"href="/events/3""#)
         .hides(r#"href="/events/2""#);
-    get(&app, "/events?key=dead-1&kind=chat-rated&hours=24")
-        .await
-        .shows(r#"href="/events/2""#);
+    get(
+        &app,
+        "/events?key=dead-1&route=chat-platform&kind=chat-rated&hours=24",
+    )
+    .await
+    .shows(r#"href="/events/2""#);
     get(&app, "/events?error=NO+SUCH+customer")
         .await
         .shows(r#"href="/events/2""#)
@@ -130,10 +132,9 @@ async fn refused_deliveries_are_critical() {
     let queue = FaultyQueue::new(MemoryQueue::new());
     let faults = queue.faults.clone();
     let recent = Recent::new();
-    let inbox = Inbox::new(queue).observer(recent.clone());
-    let webhooks = SignatureLayer::new(secret())
-        .observer(recent.clone())
-        .layer(inbox.accept());
+    let inbox = Inbox::new(queue);
+    let webhooks = Webhooks::new(secret()).observer(recent.clone());
+    let webhooks = inbox.routes().accept(webhooks).unwrap();
     let app = Console::new().inbox(inbox).recent(recent).router();
     send(&webhooks, event("a", 1)).await.assert_ok();
     get(&app, "/").await.hides("Deliveries are refused");
@@ -184,7 +185,7 @@ async fn a_payload_has_its_order_and_readable_times() {
 async fn buttons_and_lane_are_updated_with_the_state() {
     let inbox = four_events().await;
     let app = Console::new().inbox(inbox.clone()).router();
-    let take = take(SECOND);
+    let take = [take(SECOND).into()];
     inbox.redrive(EventId(3), None).await.unwrap();
     let claimed = internal::queue(&inbox).claim(&take, 1, 0).await.unwrap();
     assert_eq!(claimed.events[0].lease.id, EventId(3));
@@ -252,15 +253,16 @@ async fn links_lead_to_where_the_console_is_mounted() {
 async fn scripts_in_payloads_keys_and_errors_are_shown_as_text() {
     const SCRIPT: &str = "<script>alert(1)</script>";
     let recent = Recent::new();
-    let inbox = inbox().observer(recent.clone());
-    let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+    let inbox = inbox();
+    let webhooks = Webhooks::new(secret()).observer(recent.clone());
+    let webhooks = inbox.routes().accept(webhooks).unwrap();
     let body = format!(r#"{{"id":"{SCRIPT}","x":"</pre>{SCRIPT}"}}"#);
     send(&webhooks, delivery(body).key(SCRIPT))
         .await
         .assert_ok();
     let events =
         EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::retry(SCRIPT)));
-    let worker = inbox.worker(events).spawn();
+    let worker = inbox.work(events).spawn();
     sleep(SECOND).await;
     let app = Console::new().inbox(inbox).recent(recent).router();
     let chat = "/chat?id=%3Cscript%3Ealert%281%29%3C%2Fscript%3E";
@@ -366,9 +368,9 @@ fn long_kind(n: usize) -> String {
 }
 
 /// Kinds that are handled in each minute of an hour.
-async fn busy_hour(webhooks: &Signature<Accept>, inbox: &Inbox, kinds: usize) {
+async fn busy_hour(webhooks: &Receiver, inbox: &Inbox, kinds: usize) {
     let handles = EventRouter::new().fallback(async |_: RawDelivery| Ok(()));
-    let worker = inbox.worker(handles).spawn();
+    let worker = inbox.work(handles).spawn();
     for minute in 0..60 {
         for kind in 0..kinds {
             for n in 0..=minute % 2 {
@@ -389,17 +391,15 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     const KINDS: usize = 20;
     let (budget, recent) = (FailureBudget::default(), Recent::new());
     let silence = (0..KINDS).fold(Silence::new(), |silence, kind| {
-        silence.expect(long_kind(kind).parse().unwrap(), SECOND)
+        silence.expect(long_kind(kind).parse::<EventKind>().unwrap(), SECOND)
     });
     let observer = (budget.clone(), recent.clone(), silence.clone());
     let header = |n| HeaderName::try_from(format!("x-{n}-{}", "h".repeat(70))).unwrap();
-    let inbox = inbox()
-        .chat_by(|delivery| Some(delivery.decode::<Value>().ok()?["id"].as_str()?.to_owned()))
-        .keep_headers((0..30).map(header))
-        .observer(recent.clone());
-    let webhooks = SignatureLayer::new(secret())
+    let inbox = inbox().keep_headers((0..30).map(header));
+    let webhooks = Webhooks::new(secret())
         .observer(observer.clone())
-        .layer(inbox.accept());
+        .lane_by(|delivery| Some(delivery.decode::<Value>().ok()?["id"].as_str()?.to_owned()));
+    let webhooks = inbox.routes().accept(webhooks).unwrap();
     busy_hour(&webhooks, &inbox, KINDS).await;
 
     let chat = LONG_CHAT.replace('"', r#"\""#);
@@ -429,12 +429,12 @@ async fn pages_are_small_whatever_failed_and_however_often() {
         }
     });
     let retry = |delay| Retry::default().delays(delay, delay);
-    let worker = inbox.worker(fails.clone()).retry(retry(SECOND));
+    let worker = inbox.work(fails.clone()).retry(retry(SECOND));
     let worker = worker.trip_after(1_000).spawn();
     sleep(30 * SECOND).await;
     worker.drain(SECOND).await.unwrap();
 
-    let worker = inbox.worker(fails.clone()).trip_after(2).spawn();
+    let worker = inbox.work(fails.clone()).trip_after(2).spawn();
     let refuses = EventRouter::new().fallback(async |delivery: RawDelivery| {
         Err(HandlerError::retry(delivery.kind().as_str().repeat(20)))
     });
@@ -452,7 +452,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     for n in first..first + 120 {
         inbox.redrive(EventId(n), None).await.unwrap();
     }
-    let worker = inbox.worker(fails.clone()).retry(retry(DAY));
+    let worker = inbox.work(fails.clone()).retry(retry(DAY));
     let worker = worker.trip_after(1_000).spawn();
     sleep(SECOND).await;
     worker.drain(SECOND).await.unwrap();
@@ -461,7 +461,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     for n in 20..40 {
         inbox.redrive(EventId(first + 2 * n), None).await.unwrap();
     }
-    let worker = inbox.worker(fails).retry(retry(DAY)).trip_after(1);
+    let worker = inbox.work(fails).retry(retry(DAY)).trip_after(1);
     let _worker = worker.spawn();
     sleep(SECOND).await;
     let oldest = inbox.get(EventId(first)).await.unwrap().unwrap();
@@ -506,14 +506,13 @@ async fn pages_are_small_whatever_failed_and_however_often() {
 #[tokio::test(start_paused = true)]
 async fn what_workers_did_lately_is_shown() {
     let recent = Recent::new();
-    let inbox = inbox().observer(recent.clone());
-    let webhooks = SignatureLayer::new(secret())
-        .observer(recent.clone())
-        .layer(inbox.accept());
+    let inbox = inbox();
+    let webhooks = Webhooks::new(secret()).observer(recent.clone());
+    let webhooks = inbox.routes().accept(webhooks).unwrap();
     let crm = NotingCrm::default();
     crm.down.store(true, Ordering::SeqCst);
     send(&webhooks, event("a", 1)).await.assert_ok();
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     sleep(Duration::from_millis(100)).await;
     crm.down.store(false, Ordering::SeqCst);
     *lock(&crm.takes) = Duration::from_millis(1_200);

@@ -20,13 +20,13 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_webhook::inbox::internal::{self, Accepted, Lane, NewEvent};
-use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, Scope};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 use tower_webhook_console::Console;
 
 use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, inbox, states, webhooks};
+use support::inbox::{NotingCrm, Works, inbox, states, webhooks};
 use support::queue::{Calls, failure, new_event};
 
 use super::{Seen, all, four_events_of, get, post, request};
@@ -50,6 +50,11 @@ async fn explains_wrong_requests(inbox: Inbox) {
             "there is no such state: choose one of waiting,",
         ),
         ("/events?kind=caf%C3%A9", 400, "is not a kind of event"),
+        (
+            "/events?route=github+a/b",
+            400,
+            "`a/b` is not the name of a route",
+        ),
         ("/events?hours=soon", 400, "is not a number of hours"),
         ("/events?from=soon", 400, "`soon` is not a time such as"),
         ("/events?until=2026-02-30T10:00", 400, "is not a time"),
@@ -89,7 +94,7 @@ async fn explains_wrong_requests(inbox: Inbox) {
         ("/selected", "action=redrive", 400),
         ("/selected", "id=1", 400),
         ("/selected", "id=x&action=redrive", 400),
-        ("/pause", "kind=no+kind", 400),
+        ("/pause", "of=no+kind", 400),
         ("/all", "action=redrive&state=lost", 400),
         ("/events", "", 405),
         ("/all", "action=redrive&action=discard", 422),
@@ -197,7 +202,7 @@ async fn says_what_is_wrong(inbox: Inbox) {
         accept_dead(&inbox, kind.parse().unwrap(), n)
     });
     dead.buffer_unordered(64).collect::<Vec<_>>().await;
-    inbox.pause(None, "").await.unwrap();
+    inbox.pause(Scope::Everything, "").await.unwrap();
     overview(Console::new())
         .await
         .shows(r#"<div class="alert bad"><p><b>Critical: </b><b>1,001 dead letters</b> of <b>chat-opened</b>, <b>chat-closed</b> and 1 more wait for a person. <a href="/events?state=dead">"#)
@@ -205,7 +210,7 @@ async fn says_what_is_wrong(inbox: Inbox) {
         .shows("Everything is paused.")
         // The total.
         .shows(r#"<a class="bad" href="/events?state=dead">1,001</a>"#)
-        .shows(r#"<a class="bad" href="/events?state=dead&amp;kind=chat-opened">600</a>"#);
+        .shows(r#"<a class="bad" href="/events?state=dead&amp;route=chat-platform&amp;kind=chat-opened">600</a>"#);
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,7 +243,7 @@ async fn finds_what_failed(inbox: Inbox) {
     let before = last().await;
     sleep(2 * SECOND).await;
     inbox.redrive(EventId(3), None).await.unwrap();
-    let worker = inbox.worker(fails).only([EventKind::CHAT_RATED]).spawn();
+    let worker = inbox.work(fails).only([EventKind::CHAT_RATED]).spawn();
     sleep(SECOND).await;
     worker.drain(SECOND).await.unwrap();
     assert!(last().await >= before + 2 * SECOND);
@@ -256,7 +261,7 @@ async fn finds_what_failed(inbox: Inbox) {
         .shows("<dt>Error contains</dt><dd>timeout</dd>")
         .shows(r#"<a href="/events/3">3</a>"#)
         .shows("timeout of the CRM");
-    let worker = inbox.worker(NotingCrm::default().router()).spawn();
+    let worker = inbox.work(NotingCrm::default().router()).spawn();
     super::all(&app, &format!("action=redrive&{all}"))
         .await
         .is(303);
@@ -317,21 +322,21 @@ async fn pauses_have_a_reason_and_are_on_every_page() {
 async fn shows_pauses(inbox: Inbox) {
     let inbox = four_events_of(inbox).await;
     let app = Console::new().inbox(inbox.clone()).router();
-    get(&app, "/pause?kind=chat-rated")
+    get(&app, "/pause?of=chat-rated")
         .await
         .is(200)
         .shows("Pause chat-rated?")
-        .shows(r#"<input type="hidden" name="kind" value="chat-rated">"#);
+        .shows(r#"<input type="hidden" name="of" value="chat-rated">"#);
     get(&app, "/pause").await.is(200).shows("Pause everything?");
-    get(&app, "/pause?kind=no+kind").await.is(400);
-    for silent in ["kind=chat-rated", "kind=chat-rated&reason=+"] {
+    get(&app, "/pause?of=no+kind").await.is(400);
+    for silent in ["of=chat-rated", "of=chat-rated&reason=+"] {
         post(&app, "/pause", silent).await.is(400).shows("Say why");
     }
     assert!(inbox.stats().await.unwrap().pauses.is_empty());
 
     let reason = "the CRM&apos;s <b>down</b>";
     let reason: String = form_urlencoded::byte_serialize(reason.as_bytes()).collect();
-    let paused = post(&app, "/pause", &format!("kind=chat-rated&reason={reason}")).await;
+    let paused = post(&app, "/pause", &format!("of=chat-rated&reason={reason}")).await;
     let location = paused.is(303).location.clone().unwrap();
     get(&app, &location).await.shows("chat-rated was paused.");
     let read_only = Console::new().inbox(inbox.clone()).read_only().router();
@@ -353,12 +358,12 @@ async fn shows_pauses(inbox: Inbox) {
     let waits = "not tried before somebody resumes chat-rated";
     get(&app, "/events/4").await.shows(waits);
     get(&app, "/events/2").await.hides(waits);
-    inbox.pause(None, "ada").await.unwrap();
+    inbox.pause(Scope::Everything, "ada").await.unwrap();
     get(&app, "/events")
         .await
         .shows("<b>everything is paused</b>");
     post(&app, "/resume", "").await.is(303);
-    let resumed = post(&app, "/resume", "kind=chat-rated").await;
+    let resumed = post(&app, "/resume", "of=chat-rated").await;
     let location = resumed.is(303).location.clone().unwrap();
     get(&app, &location)
         .await
@@ -449,7 +454,7 @@ async fn exports(inbox: Inbox) {
     assert_eq!(headers["content-type"], "text/csv; charset=utf-8");
     let text = parts.concat();
     assert!(
-        text.starts_with("\"id\",\"kind\",\"chat\",\"key\","),
+        text.starts_with("\"id\",\"route\",\"kind\",\"chat\",\"key\","),
         "{text}"
     );
     for cell in [
@@ -555,7 +560,7 @@ async fn cancelled_redrive(inbox: Inbox, count: usize) {
         counted[n].fetch_add(1, Ordering::SeqCst);
         async { Ok(()) }
     });
-    let worker = inbox.worker(events).spawn();
+    let worker = inbox.work(events).spawn();
 
     let app = Console::new().inbox(inbox.clone()).router();
     // With a time, the queue's own counts do not have the number.

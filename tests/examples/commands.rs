@@ -295,14 +295,14 @@ fn command_has_no_children_that_it_did_not_start() {
 
 #[test]
 fn start_names_store_and_limits() {
-    let receiver = Server::receiver(&["--secret", "s", "--namespace", "crm", "--concurrency", "3"]);
+    let receiver = Server::receiver(&["--secret", "s", "--name", "crm", "--concurrency", "3"]);
 
     let err = until("the log", || {
         let err = receiver.err();
         err.contains("store=memory").then_some(err)
     });
 
-    assert!(err.contains(r#"namespace="crm""#), "{err}");
+    assert!(err.contains(r#"route=crm"#), "{err}");
     assert!(err.contains("concurrency=3"), "{err}");
     assert!(err.contains("handler_timeout=30s"), "{err}");
     assert!(err.contains("keys are kept in memory"), "{err}");

@@ -95,7 +95,7 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     let headers = ["-H", &origin, "-H", "x-operator: Ann"];
     let paused = [
         &headers[..],
-        &["-i", "-d", "kind=chat-rated&reason=maintenance", &pause],
+        &["-i", "-d", "of=chat-rated&reason=maintenance", &pause],
     ]
     .concat();
     let paused = curl(&paused);
@@ -124,7 +124,7 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     assert!(!event.contains("method=\"post\""), "{event}");
     let origin = format!("origin: {}", console.trim_end_matches('/'));
     for (path, fields) in [
-        ("pause", "kind=message-created&reason=maintenance"),
+        ("pause", "of=message-created&reason=maintenance"),
         ("events/1/discard", ""),
         ("selected", "id=1&action=discard"),
         ("all", "action=discard&state=retrying&newest=1&at=0"),

@@ -28,18 +28,18 @@ fn metrics_are_served_for_prometheus() {
 
     let metrics = get(&url);
     for line in [
-        r#"webhook_deliveries_total{outcome="handled",kind="chat-rated"} 1"#,
-        r#"webhook_deliveries_total{outcome="invalid-signature",kind="unverified"} 1"#,
-        r#"webhook_failure_budget_spent{kind="chat-rated"} 0"#,
-        "webhook_failure_budget_limit 500",
-        "webhook_unverified_failures 1",
+        r#"webhook_deliveries_total{outcome="handled",route="chat-platform",kind="chat-rated",sender="chat-platform"} 1"#,
+        r#"webhook_deliveries_total{outcome="invalid-signature",route="chat-platform",kind="unverified",sender="chat-platform"} 1"#,
+        r#"webhook_failure_budget_spent{route="chat-platform",kind="chat-rated"} 0"#,
+        r#"webhook_failure_budget_limit{route="chat-platform"} 500"#,
+        r#"webhook_unverified_failures{route="chat-platform"} 1"#,
         "webhook_evictions_total 0",
         "webhook_buffered_bytes 0",
-        r#"webhook_attempt_duration_seconds_count{kind="chat-rated"} 1"#,
+        r#"webhook_attempt_duration_seconds_count{route="chat-platform",kind="chat-rated"} 1"#,
         "# TYPE webhook_deliveries_total counter",
         "# HELP webhook_unverified_failures ",
-        r#"webhook_delivery_duration_seconds_bucket{kind="chat-rated",le="1"} 1"#,
-        r#"webhook_delivery_duration_seconds_bucket{kind="chat-rated",le="4"} 1"#,
+        r#"webhook_delivery_duration_seconds_bucket{route="chat-platform",kind="chat-rated",le="1"} 1"#,
+        r#"webhook_delivery_duration_seconds_bucket{route="chat-platform",kind="chat-rated",le="4"} 1"#,
         concat!(
             "receiver_build_info{version=\"",
             env!("CARGO_PKG_VERSION"),
@@ -120,10 +120,10 @@ fn metrics_of_an_inbox_show_its_backlog() {
     until("the failed attempt", || {
         let metrics = get(&url);
         let lines = [
-            r#"webhook_inbox_retrying{kind="chat-rated"} 1"#,
-            r#"webhook_inbox_waiting{kind="chat-rated"} 1"#,
-            r#"webhook_attempts_total{outcome="failed",kind="chat-rated"} 1"#,
-            r#"webhook_start_delay_seconds_bucket{kind="chat-rated",le="600"} 1"#,
+            r#"webhook_inbox_retrying{route="chat-platform",kind="chat-rated"} 1"#,
+            r#"webhook_inbox_waiting{route="chat-platform",kind="chat-rated"} 1"#,
+            r#"webhook_attempts_total{outcome="failed",route="chat-platform",kind="chat-rated"} 1"#,
+            r#"webhook_start_delay_seconds_bucket{route="chat-platform",kind="chat-rated",le="600"} 1"#,
         ];
         let is_shown = lines.iter().all(|line| metrics.contains(line));
         is_shown.then_some(())
@@ -144,6 +144,11 @@ fn an_address_in_use_and_a_wrong_expectation_are_clear_errors() {
         "{taken:?}"
     );
     assert!(taken.err.contains("--metrics 127.0.0.1:9465"), "{taken:?}");
+
+    let elsewhere = run("receiver", &["--demo", "--expect", "github/push=4"]);
+    assert_eq!(elsewhere.code, 2, "{elsewhere:?}");
+    let said = "the route `github`, and the receiver has `chat-platform`";
+    assert!(elsewhere.err.contains(said), "{elsewhere:?}");
 
     for expectation in [
         "chat-rated",

@@ -70,8 +70,9 @@ fn a_command_is_told_of_dead_letters() {
     events.sort_by_key(|event| event["event"].as_i64());
     assert_eq!(events.len(), 6);
     let reason = "attempt 1 of 1 failed: the CRM is gone (exit status: 1)";
-    let first =
-        json!({ "event": 1, "kind": "chat-rated", "outcome": "dead-letter", "reason": reason });
+    let first = json!({
+        "event": 1, "route": "chat-platform", "kind": "chat-rated", "outcome": "dead-letter", "reason": reason,
+    });
     assert_eq!(events[0], first);
     assert_eq!(events[5]["outcome"], "undecodable");
     // Nothing is told twice.
@@ -90,7 +91,7 @@ fn a_command_is_told_of_alarms() {
     assert_eq!(refused.code, 1, "{refused:?}");
     let alarm = |severity: &str, failures: u64| {
         json!({
-            "alarm": "unverified-requests", "kind": null, "severity": severity,
+            "alarm": "unverified-requests", "route": "chat-platform", "kind": null, "severity": severity,
             "failures": failures, "limit": 500,
         })
     };
@@ -121,10 +122,11 @@ fn a_command_is_told_when_an_alarm_ends() {
     let events = ["--event", "invoice-paid", "--body", &body, "--count", "15"];
     assert_eq!(receiver.send("s", &events).code, 0);
     let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
-    let tripped = json!({ "alarm": "tripped", "kind": "invoice-paid", "severity": "critical" });
+    let ended = json!({ "alarm": "tripped", "route": "chat-platform", "kind": "invoice-paid" });
+    let mut tripped = ended.clone();
+    tripped["severity"] = json!("critical");
     assert_eq!(told(0), json!({ "alarms": [tripped], "ended": [] }));
     fs::write(&works, "").unwrap();
-    let ended = json!({ "alarm": "tripped", "kind": "invoice-paid" });
     assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
 }
 

@@ -22,15 +22,15 @@ use metrics::{
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
-use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
+use tower::{BoxError, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal;
-use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
+use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::Store;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
-use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
+use tower_webhook::{EventRouter, HandlerError, RawDelivery, Running, Secret, Webhooks};
 use tower_webhook_sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
 
 use support::Ready;
@@ -184,7 +184,7 @@ struct Receiver {
     door: Door,
     /// Called before each scrape.
     record: Box<dyn Fn() -> BoxFuture<'static, ()>>,
-    _worker: Option<WorkerHandle>,
+    _running: Option<Running>,
 }
 
 /// The parts that each receiver has.
@@ -254,12 +254,12 @@ impl Receiver {
         limit: u64,
     ) -> Self {
         let telemetry = Telemetry::new(instance, expected);
-        let inbox = Inbox::new(queue.clone())
-            .backlog_limit(limit)
-            .observer(Arc::clone(&telemetry.observer));
-        let worker = inbox.worker(crm.router()).spawn();
-        let layer = SignatureLayer::new(secret("secret")).observer(Arc::clone(&telemetry.observer));
-        let service = layer.layer(inbox.accept());
+        let inbox = Inbox::new(queue.clone()).backlog_limit(limit);
+        let (service, running) = Webhooks::new(secret("secret"))
+            .observer(Arc::clone(&telemetry.observer))
+            .inbox(inbox.clone())
+            .start(crm.router())
+            .unwrap();
         let record = telemetry.record();
         Self {
             recorder: telemetry.recorder,
@@ -272,7 +272,7 @@ impl Receiver {
                     let _ = inbox.record_metrics().await;
                 })
             }),
-            _worker: Some(worker),
+            _running: Some(running),
         }
     }
 
@@ -299,7 +299,7 @@ impl Receiver {
                     record_store(&store);
                 })
             }),
-            _worker: None,
+            _running: None,
         }
     }
 
@@ -663,10 +663,10 @@ async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     let operator = Inbox::new(queue);
-    operator.pause(None, "").await.unwrap();
+    operator.pause(Scope::Everything, "").await.unwrap();
     it.run(5 * MINUTE, 6.0).await;
     it.firing(&["WebhookOldestWaiting"]);
-    operator.resume(None).await.unwrap();
+    operator.resume(Scope::Everything).await.unwrap();
     it.stop("a");
     it.start(Receiver::with_inbox(
         "a",

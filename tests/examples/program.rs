@@ -52,7 +52,7 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--idle-timeout", "0"], "'--idle-timeout <SECONDS>'"),
         (&["receiver", "--concurrency", "0"], "'--concurrency <N>'"),
         (&["receiver", "--max-attempts", "0"], "'--max-attempts <N>'"),
-        (&["receiver", "--namespace", ""], "'--namespace <NAME>'"),
+        (&["receiver", "--name", ""], "use 1 to 64 letters, digits"),
         (&["receiver", "--max-buffered", "0"], "'--max-buffered <BYTES>'"),
         (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
         (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
@@ -118,7 +118,7 @@ fn help_lists_every_flag_and_no_secret() {
         ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
         ("receiver run", &["--listen", "--path", "--config", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
-            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--name",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--keep-only", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
@@ -215,9 +215,9 @@ fn options_are_read_from_variables() {
         .env("WEBHOOK_SECRET_FILE", secrets)
         .env("WEBHOOK_INBOX", &inbox)
         .env("WEBHOOK_KEEP_HEADER", "x-request-id,x-region")
-        .env("WEBHOOK_EXPECT", "chat-clozed=4,chat-opennd=5")
+        .env("WEBHOOK_EXPECT", "north/chat-clozed=4,north/chat-opennd=5")
         .env("WEBHOOK_HEADER_PREFIX", "acme")
-        .env("WEBHOOK_NAMESPACE", "north")
+        .env("WEBHOOK_NAME", "north")
         .env("WEBHOOK_PATH", "/a")
         .env("WEBHOOK_EXEC", "false")
         // Neither is given: one would be refused beside the file, and the other without a console.
@@ -227,17 +227,14 @@ fn options_are_read_from_variables() {
         .env("WEBHOOK_LISTEN", "nowhere:0");
     let receiver = Server::start_by(&mut command);
     assert!(receiver.url.ends_with("/a"), "{}", receiver.url);
-    for said in ["chat-clozed", "chat-opennd", "namespace=\"north\""] {
+    for said in ["chat-clozed", "chat-opennd", "route=north"] {
         until(said, || receiver.err().contains(said).then_some(()));
     }
     let key = ["--header-prefix", "acme", "--key", "k"];
     assert_eq!(receiver.send("s", &key).code, 0);
 
     // The same variables serve `inbox`, and those of `run` alone are nothing to it.
-    let variables = [
-        ("WEBHOOK_INBOX", inbox.as_str()),
-        ("WEBHOOK_NAMESPACE", "north"),
-    ];
+    let variables = [("WEBHOOK_INBOX", inbox.as_str()), ("WEBHOOK_NAME", "north")];
     until("the failure", || {
         let listed = with(&variables, &["inbox", "list", "--key", "k", "--json"]);
         let event: Value = serde_json::from_str(&listed.out).unwrap();

@@ -181,43 +181,43 @@ const OUTAGES: &[Outage] = &[
     Outage {
         cause: "WebhookStoreUnavailable critical target=queue",
         follow: &[
-            "WebhookBudgetSpent warning kind=chat-rated",
-            "WebhookBudgetSpent critical kind=chat-rated",
-            "WebhookBudgetSpent critical kind=chat-closed",
-            "WebhookOldestWaiting warning kind=chat-rated",
-            "WebhookKindTripped critical kind=chat-rated",
+            "WebhookBudgetSpent warning route=chat-platform kind=chat-rated",
+            "WebhookBudgetSpent critical route=chat-platform kind=chat-rated",
+            "WebhookBudgetSpent critical route=chat-platform kind=chat-closed",
+            "WebhookOldestWaiting warning route=chat-platform kind=chat-rated",
+            "WebhookKindTripped critical route=chat-platform kind=chat-rated",
         ],
         another: "WebhookQueueNearLimit critical",
     },
     Outage {
-        cause: "WebhookKindTripped critical kind=chat-rated",
+        cause: "WebhookKindTripped critical route=chat-platform kind=chat-rated",
         follow: &[
-            "WebhookOldestWaiting warning kind=chat-rated",
-            "WebhookDeadLetters warning kind=chat-rated at_least=1",
-            "WebhookDeadLetters warning kind=chat-rated at_least=100",
+            "WebhookOldestWaiting warning route=chat-platform kind=chat-rated",
+            "WebhookDeadLetters warning route=chat-platform kind=chat-rated at_least=1",
+            "WebhookDeadLetters warning route=chat-platform kind=chat-rated at_least=100",
         ],
-        another: "WebhookKindTripped critical kind=chat-closed",
+        another: "WebhookKindTripped critical route=another kind=chat-rated",
     },
     Outage {
         cause: "WebhookReceiverDown critical instance=a",
         follow: &[
-            "WebhookSilent critical kind=chat-rated",
-            "WebhookSilent critical kind=chat-closed",
+            "WebhookSilent critical route=chat-platform kind=chat-rated",
+            "WebhookSilent critical route=chat-platform kind=chat-closed",
         ],
-        another: "WebhookBudgetSpent critical kind=chat-rated",
+        another: "WebhookBudgetSpent critical route=chat-platform kind=chat-rated",
     },
     Outage {
-        cause: "WebhookUnverifiedRequests critical",
+        cause: "WebhookUnverifiedRequests critical route=chat-platform",
         follow: &[
-            "WebhookUnverifiedRequests warning",
-            "WebhookSilent critical kind=chat-rated",
+            "WebhookUnverifiedRequests warning route=chat-platform",
+            "WebhookSilent critical route=chat-platform kind=chat-rated",
         ],
-        another: "WebhookBudgetSpent critical kind=chat-rated",
+        another: "WebhookSilent critical route=github kind=push",
     },
     Outage {
-        cause: "WebhookBudgetSpent critical kind=chat-rated",
-        follow: &["WebhookBudgetSpent warning kind=chat-rated"],
-        another: "WebhookSilent critical kind=chat-rated",
+        cause: "WebhookBudgetSpent critical route=chat-platform kind=chat-rated",
+        follow: &["WebhookBudgetSpent warning route=chat-platform kind=chat-rated"],
+        another: "WebhookSilent critical route=chat-platform kind=chat-rated",
     },
 ];
 
@@ -257,7 +257,7 @@ fn one_outage_is_one_page() {
 #[test]
 fn what_comes_before_its_cause_is_of_the_same_page() {
     let manager = Alertmanager::start();
-    manager.add("WebhookBudgetSpent critical kind=chat-rated");
+    manager.add("WebhookBudgetSpent critical route=chat-platform kind=chat-rated");
     manager.sends("/page", &["WebhookBudgetSpent chat-rated"]);
     manager.add("WebhookStoreUnavailable critical target=queue");
     let both = ["WebhookBudgetSpent chat-rated", "WebhookStoreUnavailable"];
@@ -276,7 +276,7 @@ fn dead_letters_are_told_again_as_they_grow() {
     let mut seen = Vec::new();
     for at_least in [1, 10, 100, 1_000, 10_000] {
         manager.add(&format!(
-            "WebhookDeadLetters warning kind=chat-rated at_least={at_least}"
+            "WebhookDeadLetters warning route=chat-platform kind=chat-rated at_least={at_least}"
         ));
         let muted: BTreeSet<_> = seen.iter().cloned().collect();
         assert_eq!(manager.inhibited(), muted);

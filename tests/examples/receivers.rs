@@ -33,7 +33,7 @@ fn every_event_is_printed_as_one_line() {
         expected += "\n";
     }
     assert_eq!(receiver.out(), expected);
-    let closed = r#"delivery{kind="chat-closed" chat=c-7Kq2mXw9 key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
+    let closed = r#"delivery{route="chat-platform" kind="chat-closed" chat=c-7Kq2mXw9 key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
     until("the line of a delivery in the log", || {
         receiver.err().contains(closed).then_some(())
     });
@@ -610,20 +610,19 @@ fn remembers(store: &str) {
 }
 
 #[test]
-fn receivers_of_other_namespaces_do_not_share_keys() {
+fn receivers_of_other_names_do_not_share_keys() {
     let dir = TempDir::new().unwrap();
     let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let start = |namespace: &[&str]| {
-        Server::receiver(&[&["--secret", "s", "--store", &store], namespace].concat())
-    };
+    let start =
+        |name: &[&str]| Server::receiver(&[&["--secret", "s", "--store", &store], name].concat());
 
-    for namespace in [&[][..], &["--namespace", "a"], &["--namespace", "b"]] {
-        let first = start(namespace);
+    for name in [&[][..], &["--name", "a"], &["--name", "b"]] {
+        let first = start(name);
         let sent = first.send("s", &["--key", "k"]);
         assert!(!sent.out.contains("handled before"), "{sent:?}");
         assert_eq!(first.out().lines().count(), 1);
 
-        let second = start(namespace);
+        let second = start(name);
         let sent = second.send("s", &["--key", "k"]);
         assert!(sent.out.contains("handled before"), "{sent:?}");
         assert_eq!(second.out(), "");

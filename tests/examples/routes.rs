@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use support::program::{Program, Server, curl, example, run, until};
 use tempfile::TempDir;
 
@@ -46,7 +47,7 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
             {"path": "/webhooks", "secret-file": "DIR/one"},
             {"path": "/github", "sender": "github", "secret-file": "DIR/two", "inbox": "sqlite:DIR/webhooks.db",
                 "exec": "cat >>DIR/handled"},
-            {"path": "/acme", "sender": "DIR/acme.json", "secret-file": "DIR/three", "namespace": "north",
+            {"path": "/acme", "sender": "DIR/acme.json", "secret-file": "DIR/three", "name": "north",
                 "inbox": "sqlite:DIR/webhooks.db", "exec": "echo $(cat) >>DIR/acme"}
         ]}"#,
     );
@@ -82,11 +83,7 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
     });
     assert!(lines.contains(r#""route":"/webhooks""#), "{lines}");
     let err = receiver.err();
-    for said in [
-        "namespace=\"github\"",
-        "namespace=\"north\"",
-        "path=\"/acme\"",
-    ] {
+    for said in ["route=github", "route=north", "path=\"/acme\""] {
         assert!(err.contains(said), "{said}: {err}");
     }
     receiver.signal(Signal::SIGTERM);
@@ -98,13 +95,159 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
     );
     assert_eq!(checked.code, 0, "{checked:?}");
     for said in [
-        "/webhooks, for chat-platform, in the namespace ``",
-        "/github, for github, in the namespace `github`",
-        "/acme, for acme, in the namespace `north`",
+        "/webhooks, for chat-platform, named `chat-platform`",
+        "/github, for github, named `github`",
+        "/acme, for acme, named `north`",
         "0 unsettled events",
     ] {
         assert!(checked.out.contains(said), "{said}: {checked:?}");
     }
+}
+
+/// The routes of one inbox have one worker, and one kind name may be of both.
+#[test]
+fn an_operator_lists_pauses_and_changes_events_by_route() {
+    let files = Files::new();
+    let config = files.write(
+        "routes.json",
+        r#"{"routes": [
+            {"path": "/webhooks", "secret-file": "DIR/one", "exec": "cat >>DIR/chats"},
+            {"path": "/github", "sender": "github", "secret-file": "DIR/two", "exec": "cat >>DIR/github"}
+        ]}"#,
+    );
+    let url = format!("sqlite:{}", files.path().join("webhooks.db").display());
+    let receiver = Server::receiver(&["--config", &config, "--inbox", &url]);
+    let inbox = |args: &[&str]| run("receiver", &[&["inbox"], args, &["--inbox", &url]].concat());
+    let lines = |args: &[&str]| {
+        let ended = inbox(args);
+        assert_eq!(ended.code, 0, "{args:?}: {ended:?}");
+        let lines = ended.out.lines();
+        let lines: Vec<Value> = lines
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        lines
+    };
+    let states = |args: &[&str]| {
+        let events = lines(&[&["list", "--json"], args].concat());
+        let state = |event: Value| (event["route"].to_string(), event["state"].to_string());
+        let states = events.into_iter().map(state);
+        states
+            .map(|(route, state)| format!("{route} {state}").replace('"', ""))
+            .collect::<Vec<_>>()
+    };
+    for (of, said) in [
+        ("github/chat-rated", "paused: github/chat-rated\n"),
+        ("github/", "paused: github/\n"),
+    ] {
+        let paused = inbox(&["pause", of, "--note", "maintenance"]);
+        assert_eq!(paused.code, 0, "{paused:?}");
+        assert!(paused.err.contains(said), "{paused:?}");
+        assert!(
+            paused.err.contains("no event of the route `github`"),
+            "{paused:?}"
+        );
+    }
+    let event = ["--event", "chat-rated", "--key", "k"];
+    let github = [&["--sender", "github"], &event[..]].concat();
+    for (path, secret, args) in [
+        ("/webhooks", "first", &event[..]),
+        ("/github", "second", &github),
+    ] {
+        let sent = receiver.send_to(path, secret, args);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    until("the event of the chat platform", || {
+        (states(&[]) == ["chat-platform handled", "github waiting"]).then_some(())
+    });
+    // A key is found at each route.
+    assert_eq!(states(&["--key", "k"]).len(), 2);
+    assert_eq!(
+        states(&["--key", "k", "--route", "github"]),
+        ["github waiting"]
+    );
+    assert_eq!(
+        states(&["--route", "github", "--route", "x"]),
+        ["github waiting"]
+    );
+    let table = inbox(&["list", "--kind", "chat-rated"]).out;
+    assert!(table.contains(" github/chat-rated "), "{table}");
+    let shown = inbox(&["show", "2"]).out;
+    assert!(shown.contains("kind      github/chat-rated\n"), "{shown}");
+    let stats = inbox(&["stats"]).out;
+    for said in [
+        "github/chat-rated: 1 waiting, 0 in progress, 0 retrying, 0 dead",
+        "github/ was paused",
+        "github/chat-rated was paused",
+    ] {
+        assert!(stats.contains(said), "{said}: {stats}");
+    }
+    let stats = lines(&["stats", "--json"]).remove(0);
+    assert_eq!(stats["kinds"][1]["route"], "github");
+    assert_eq!(
+        (&stats["paused"], &stats["kinds"][1]["paused"]),
+        (&false.into(), &true.into())
+    );
+
+    let resumed = inbox(&["resume", "github/"]);
+    assert!(
+        resumed
+            .err
+            .ends_with("resumed: github/\nstill paused: github/chat-rated\n"),
+        "{resumed:?}"
+    );
+    let retried = inbox(&[
+        "redrive", "--all", "--state", "waiting", "--route", "github", "--yes",
+    ]);
+    let paused = "github/chat-rated is paused: its events are tried after `receiver inbox resume github/chat-rated`";
+    assert!(retried.err.contains(paused), "{retried:?}");
+    assert_eq!(states(&[])[1], "github waiting");
+    assert_eq!(inbox(&["resume", "github/chat-rated"]).code, 0);
+    until("the event of GitHub", || {
+        (states(&[])[1] == "github handled").then_some(())
+    });
+    for (file, route) in [("chats", "/webhooks"), ("github", "/github")] {
+        let handled = fs::read_to_string(files.path().join(file)).unwrap();
+        assert!(
+            handled.contains(&format!(r#""route":"{route}""#)),
+            "{handled}"
+        );
+        assert_eq!(handled.lines().count(), 1, "{handled}");
+    }
+    let actions = inbox(&["actions"]).out;
+    assert!(
+        actions.contains("github/ ") && actions.contains("github/chat-rated "),
+        "{actions}"
+    );
+    for (args, said) in [
+        (
+            &["pause", "githab/push"][..],
+            "no event of the route `githab`",
+        ),
+        (
+            &["list", "--route", "githab"],
+            "no event of the route `githab`",
+        ),
+        (
+            &["list", "--route", "a/b"],
+            "`a/b` cannot be the name of a route",
+        ),
+        (
+            &["pause", "git hub/"],
+            "an event type is the name of an event",
+        ),
+    ] {
+        let ended = inbox(args);
+        assert!(ended.err.contains(said), "{args:?}: {ended:?}");
+    }
+    let push = ["--sender", "github", "--event", "push", "--key", "l"];
+    assert_eq!(receiver.send_to("/github", "second", &push).code, 0);
+    let meant = inbox(&["resume", "push"]);
+    assert!(
+        meant.err.contains("did you mean `github/push`?"),
+        "{meant:?}"
+    );
+    receiver.signal(Signal::SIGTERM);
+    assert_eq!(receiver.program.finish().code, 0);
 }
 
 #[test]
@@ -118,7 +261,7 @@ fn each_of_several_databases_has_a_console() {
             {"path": "/stored", "secret-file": "DIR/three", "store": "sqlite:DIR/three.db"},
             {"path": "/hooks-github", "secret-file": "DIR/one", "store": "sqlite:DIR/four.db"},
             {"path": "/..", "secret-file": "DIR/one", "store": "sqlite:DIR/five.db"},
-            {"path": "/five", "secret-file": "DIR/one", "store": "sqlite:DIR/five.db", "namespace": "five"},
+            {"path": "/five", "secret-file": "DIR/one", "store": "sqlite:DIR/five.db", "name": "five"},
             {"path": "/", "secret-file": "DIR/one", "store": "sqlite:DIR/six.db"}
         ]}"#,
     );
@@ -397,8 +540,8 @@ const WRONG: &[(&str, &[&str])] = &[
         &["`forward`: ", "such as http://127.0.0.1:8080/events"],
     ),
     (
-        r#"{"routes":[{"path":"/a","namespace":""}]}"#,
-        &["`namespace`: it is empty"],
+        r#"{"routes":[{"path":"/a","name":"a/b"}]}"#,
+        &["`name`: `a/b` cannot be the name of a route"],
     ),
     (
         "{\"routes\":[{\"path\":\"/a\",\n\"keep-only\":[]}]}",
@@ -427,14 +570,14 @@ const WRONG: &[(&str, &[&str])] = &[
     (
         r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"github"},{"path":"/b","secret-file":"DIR/two","sender":"github"}]}"#,
         &[
-            "the routes `/a` and `/b` have the same namespace, `github`",
-            "set another `namespace`",
+            "the routes `/a` and `/b` have the same name, `github`",
+            "set another `name`",
         ],
     ),
     (
         r#"{"routes":[{"path":"/a","secret-file":"DIR/one","inbox":"sqlite:DIR/x.db"},{"path":"/b","secret-file":"DIR/two",
         "store":"sqlite:DIR/../DIRNAME/x.db"}]}"#,
-        &["the routes `/a` and `/b` have the same namespace"],
+        &["the routes `/a` and `/b` have the same name"],
     ),
 ];
 
@@ -535,7 +678,7 @@ fn a_file_is_not_combined_with_options_of_one_route() {
         "--secret-file=f",
         "--demo",
         "--dangerously-unsigned",
-        "--namespace=n",
+        "--name=n",
         "--keep-only=push",
         "--exec=true",
         "--forward=http://127.0.0.1:1/",

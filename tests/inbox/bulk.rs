@@ -12,7 +12,7 @@ use tokio::time::sleep;
 use tower_webhook::inbox::internal::{self, BulkStep, NewEvent};
 use tower_webhook::inbox::{
     Action, ActionKind, BulkState, By, EventId, EventState, Filter, Inbox, Listed, Page, Queue,
-    Seen, Which,
+    Scope, Seen, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{StoreError, StoreErrorKind};
@@ -484,7 +484,7 @@ async fn impossible_changes_are_not_begun() {
         let source = std::error::Error::source(&error).unwrap().to_string();
         assert!(source.contains(why), "{source}");
     }
-    inbox.pause(None, "maintenance").await.unwrap();
+    inbox.pause(Scope::Everything, "maintenance").await.unwrap();
     let actions = inbox.actions(Which::All, None, 10).await.unwrap();
     assert_eq!(actions.len(), 2);
     for number in [actions[0].number, 99, i64::MAX] {

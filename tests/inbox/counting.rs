@@ -3,17 +3,15 @@
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower::Layer;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::inbox::internal;
-use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
-use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 use tower_webhook::telemetry::{FailureBudget, Recent};
-use tower_webhook::{EventKind, SignatureLayer};
+use tower_webhook::{EventKind, EventType, Running, Sender, Webhooks};
 
 use support::SECOND;
 use support::delivery::{RequestExt, delivery_of, secret, send};
-use support::inbox::{NotingCrm, event};
+use support::inbox::{NotingCrm, accepting, event};
 use support::queue::Calls;
 use support::scratch::Scratch;
 
@@ -22,22 +20,24 @@ const KIND: EventKind = EventKind::CHAT_RATED;
 /// A receiver as a process of its own has it.
 struct Receiver {
     inbox: Inbox,
-    webhooks: Signature<Accept>,
+    webhooks: tower_webhook::Receiver,
     budget: FailureBudget,
-    worker: WorkerHandle,
+    worker: Running,
 }
 
 impl Receiver {
     fn start(scratch: &Scratch) -> Self {
         let (budget, recent) = (FailureBudget::default(), Recent::new());
         let observer = (budget.clone(), recent);
-        let observer = std::sync::Arc::new(observer);
-        let inbox = Inbox::new(scratch.queue()).observer(observer.clone());
+        let inbox = Inbox::new(scratch.queue());
+        let (webhooks, worker) = Webhooks::new(secret())
+            .observer(observer)
+            .inbox(inbox.clone())
+            .start(NotingCrm::default().router())
+            .unwrap();
         Self {
-            webhooks: SignatureLayer::new(secret())
-                .observer(observer)
-                .layer(inbox.accept()),
-            worker: inbox.worker(NotingCrm::default().router()).spawn(),
+            webhooks,
+            worker,
             inbox,
             budget,
         }
@@ -60,8 +60,12 @@ impl Receiver {
     }
 
     async fn until_spent(&self, failures: u32) {
+        self.until_spent_by(KIND.into(), failures).await;
+    }
+
+    async fn until_spent_by(&self, of: EventType, failures: u32) {
         let began = Instant::now();
-        while self.budget.spent_by(&KIND).failures != failures {
+        while self.budget.spent_by(of.clone()).failures != failures {
             assert!(began.elapsed() < 15 * SECOND, "{:?}", self.budget.spent());
             sleep(Duration::from_millis(50)).await;
         }
@@ -89,7 +93,7 @@ async fn processes_count_together_and_across_restarts() {
     one.until_handled().await;
     one.until_spent(110).await;
     other.until_spent(110).await;
-    let spent = one.budget.spent_by(&KIND);
+    let spent = one.budget.spent_by(KIND);
     assert_eq!(spent.reasons, [("unsupported-media-type", 110)]);
     assert!(one.budget.spent().iter().any(|spent| spent.failures == 110));
 
@@ -104,7 +108,30 @@ async fn processes_count_together_and_across_restarts() {
     assert_eq!(next.sum(Series::Acknowledged).await, 3);
     assert_eq!(next.sum(Series::Handled).await, 3);
     next.fail(1).await;
-    assert_eq!(next.budget.spent_by(&KIND).failures, 118);
+    assert_eq!(next.budget.spent_by(KIND).failures, 118);
+}
+
+/// Those of a kind that has the same name at both.
+#[tokio::test]
+async fn routes_are_counted_apart() {
+    let scratch = Scratch::new();
+    let (one, other) = (Receiver::start(&scratch), Receiver::start(&scratch));
+    let policy = Sender::github().policy().disable_after(10);
+    let github = Webhooks::dangerously_unsigned().sender(Sender::github().with_policy(policy));
+    let github = accepting(&one.inbox, github);
+    one.fail(3).await;
+    for _ in 0..5 {
+        let failed = delivery_of("same").with("content-type", "text/plain");
+        let failed = failed.with("x-github-event", KIND.as_str());
+        let failed = failed.with("x-github-delivery", "same");
+        assert_eq!(send(&github, failed).await.status, 415);
+    }
+    let of: EventType = "github/chat-rated".parse().unwrap();
+    other.until_spent_by(of.clone(), 5).await;
+    other.until_spent(3).await;
+    assert_eq!(one.budget.spent_by(of.clone()).limit, Some(10));
+    // No request has reached the route of the other process, which cannot know the sender.
+    assert_eq!(other.budget.spent_by(of).limit, None);
 }
 
 /// Whether the table is missing, or full.
@@ -135,7 +162,7 @@ async fn counts_that_cannot_be_written_stop_nothing() {
         }
         receiver.until_handled().await;
         // What was counted meanwhile is written when the table is back.
-        assert_eq!(receiver.budget.spent_by(&KIND).failures, 5);
+        assert_eq!(receiver.budget.spent_by(KIND).failures, 5);
         scratch.sql().execute(repair, []).unwrap();
         receiver.worker.drain(SECOND).await.unwrap();
         assert_eq!(receiver.sum(Series::Refused).await, 5);
@@ -148,11 +175,9 @@ async fn counts_that_cannot_be_written_stop_nothing() {
 async fn a_process_that_only_accepts_counts_as_well() {
     let scratch = Scratch::new();
     let (budget, recent) = (FailureBudget::default(), Recent::new());
-    let observer = std::sync::Arc::new((budget.clone(), recent));
-    let inbox = Inbox::new(scratch.queue()).observer(observer.clone());
-    let webhooks = SignatureLayer::new(secret())
-        .observer(observer)
-        .layer(inbox.accept());
+    let inbox = Inbox::new(scratch.queue());
+    let webhooks = Webhooks::new(secret()).observer((budget.clone(), recent));
+    let webhooks = accepting(&inbox, webhooks);
     for _ in 0..8 {
         let failed = delivery_of("same").with("content-type", "text/plain");
         assert_eq!(send(&webhooks, failed).await.status, 415);
@@ -162,7 +187,7 @@ async fn a_process_that_only_accepts_counts_as_well() {
     assert_eq!(handling.sum(Series::Refused).await, 8);
     handling.fail(2).await;
     let began = Instant::now();
-    while budget.spent_by(&KIND).failures != 10 {
+    while budget.spent_by(KIND).failures != 10 {
         assert!(began.elapsed() < 15 * SECOND, "{:?}", budget.spent());
         sleep(Duration::from_millis(50)).await;
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Share, Take,
 };
 use tower_webhook::inbox::{EventState, Inbox, Queue};
 use tower_webhook::memory::MemoryQueue;
@@ -19,7 +19,7 @@ use support::SECOND;
 #[cfg(feature = "postgres")]
 use support::database::Database;
 use support::delivery::send;
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, event, inbox, states, webhooks, within_a_month};
 use support::lock;
 use support::queue::Calls;
 
@@ -64,11 +64,11 @@ impl Calls for SlowQueue {
 
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let claims = self.queue.claim(take, limit, suspects).await?;
+        let claims = self.queue.claim(of, limit, suspects).await?;
         self.answer(claims.events.len(), self.claim).await;
         Ok(claims)
     }
@@ -109,7 +109,7 @@ async fn attempts_around_a_drain(queue: SlowQueue, after: Duration, takes: Durat
     let (inbox, crm) = (slow_inbox(queue), NotingCrm::default());
     four_chats(&inbox).await;
     *lock(&crm.takes) = takes;
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     sleep(after).await;
     let before = crm.attempts();
     worker.drain(60 * SECOND).await.unwrap();
@@ -175,7 +175,7 @@ async fn drains_begin_nothing(unit: Duration, open: impl AsyncFn() -> Queue) {
         ..SlowQueue::new(open().await)
     };
     let (inbox, crm) = (slow_inbox(queue), NotingCrm::default());
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     let delivered = tokio::spawn(async move { send(&webhooks, event("a", 1)).await });
     sleep(unit / 2).await;
@@ -194,7 +194,7 @@ async fn a_drain_goes_before_room_for_another_claim() {
         send(&webhooks(&inbox), event).await.assert_ok();
     }
     for handled in 1..=32 {
-        let worker = inbox.worker(crm.router()).concurrency(1).spawn();
+        let worker = inbox.work(crm.router()).concurrency(1).spawn();
         within_a_month(|| crm.attempts() == handled).await;
         worker.drain(60 * SECOND).await.unwrap();
         assert_eq!(crm.handled(), handled);

@@ -12,18 +12,19 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent, Tuning};
-use tower_webhook::inbox::{
-    Accept, By, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
-};
+use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent};
+use tower_webhook::inbox::{Accept, By, Change, EventId, EventState, Inbox, Retry};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::transactional::Transactions;
-use tower_webhook::{EventRouter, IdempotencyKey, Outcome, RawDelivery, SignatureLayer};
+use tower_webhook::{
+    EventRouter, IdempotencyKey, Outcome, RawDelivery, Running, SignatureLayer, Webhooks,
+};
 
 use support::database::{Database, count};
 use support::delivery::{RequestExt, delivery, secret, send};
+use support::inbox::{Work, Works};
 use support::net::cutting_proxy;
 use support::queue::Calls;
 use support::transactional::{Step, TransactionalCrm, create_effects};
@@ -64,8 +65,8 @@ impl App {
     }
 
     /// A worker that asks the queue only when it knows of something.
-    fn worker(&self, crm: &TransactionalCrm) -> Worker {
-        let worker = self.inbox.worker(crm.router(&transactions(&self.pool)));
+    fn worker(&self, crm: &TransactionalCrm) -> Work<EventRouter> {
+        let worker = self.inbox.work(crm.router(&transactions(&self.pool)));
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(1));
         worker.poll_every(60 * MINUTE).retry(retry)
     }
@@ -106,12 +107,12 @@ fn event(key: &str) -> Request<Full<Bytes>> {
     delivery(format!(r#"{{"id":"{key}","rating":1}}"#)).key(key)
 }
 
-async fn end(worker: WorkerHandle) {
+async fn end(worker: Running) {
     worker.drain(MINUTE).await.unwrap();
 }
 
 async fn take(queue: &PostgresQueue, lease: Duration) -> Option<TakenEvent> {
-    let claims = queue.claim(&support::queue::take(lease), 1, 1).await;
+    let claims = queue.claim_of(&support::queue::take(lease), 1, 1).await;
     claims.unwrap().events.into_iter().next()
 }
 
@@ -142,23 +143,22 @@ async fn effect_and_settlement_are_one_commit() {
 
 /// Also with one router for both.
 #[tokio::test(flavor = "multi_thread")]
-async fn equal_keys_of_two_namespaces_are_two_events() {
+async fn equal_keys_of_two_routes_are_two_events() {
     let app = App::start().await;
     let crm = TransactionalCrm::default();
     let router = crm.router(&transactions(&app.pool));
-    let inboxes = ["", "crm"].map(|namespace| app.inbox.clone().namespace(namespace));
-    let workers = inboxes
-        .each_ref()
-        .map(|inbox| inbox.worker(router.clone()).spawn());
-    for inbox in &inboxes {
-        let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+    let mut routes = app.inbox.routes();
+    let receivers = ["chat-platform", "crm"].map(|name| {
+        let webhooks = Webhooks::new(secret()).name(name.parse().unwrap());
+        routes.add(webhooks, router.clone()).unwrap()
+    });
+    let worker = routes.start().unwrap();
+    for webhooks in receivers {
         send(&webhooks, event("a")).await.assert_ok();
     }
     eventually("both", async || app.handled().await.0 == 2).await;
     assert_eq!((crm.runs(), app.effects().await), (2, 2));
-    for worker in workers {
-        end(worker).await;
-    }
+    end(worker).await;
 }
 
 /// Without waiting for the next time at which the worker asks the queue.
@@ -399,7 +399,7 @@ async fn handlers_of_another_database_or_schema_settle_apart() {
         store.migrate().await.unwrap();
         let transactions = Transactions::new(store);
         let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
-        let worker = app.inbox.worker(events).spawn();
+        let worker = app.inbox.work(events).spawn();
         app.accept("a").await;
         app.becomes(1, EventState::Handled).await;
         end(worker).await;
@@ -422,7 +422,7 @@ async fn handlers_with_another_isolation_level_settle_apart() {
         let options: PgConnectOptions = app.database.url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", level)]);
         let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
-        let worker = app.inbox.worker(crm.router(&transactions(&pool))).spawn();
+        let worker = app.inbox.work(crm.router(&transactions(&pool))).spawn();
         app.accept("a").await;
         app.becomes(1, EventState::Handled).await;
         end(worker).await;
@@ -450,7 +450,7 @@ async fn handlers_without_rights_on_the_queue_settle_apart() {
     app.pool.execute(grants).await.unwrap();
     let url = app.database.url().replace("postgres@", &format!("{role}@"));
     let pool = PgPool::connect(&url).await.unwrap();
-    let worker = app.inbox.worker(crm.router(&transactions(&pool))).spawn();
+    let worker = app.inbox.work(crm.router(&transactions(&pool))).spawn();
     app.accept("a").await;
     app.becomes(1, EventState::Handled).await;
     end(worker).await;
@@ -489,7 +489,7 @@ async fn event_is_settled_exactly_when_a_cut_commit_was_made() {
             .await
             .unwrap();
         app.accept("a").await;
-        let mut worker = Some(app.inbox.worker(crm.router(&transactions(&cut))).spawn());
+        let mut worker = Some(app.inbox.work(crm.router(&transactions(&cut))).spawn());
         crm.running(1).await;
         if reaches_the_server {
             app.becomes(1, EventState::Handled).await;
@@ -597,10 +597,10 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
         let pool = app.database.pool(12).await;
         let inbox = Inbox::new(PostgresQueue::new(pool.clone()));
         let worker = inbox
-            .worker(crm.router(&transactions(&pool)))
+            .work(crm.router(&transactions(&pool)))
             .max_crashes(100);
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(20));
-        let worker = worker.lease(SECOND).unwrap().retry(retry);
+        let worker = worker.lease(SECOND).retry(retry);
         let worker = worker.poll_every(Duration::from_millis(20));
         workers.push(worker.trip_after(usize::MAX).concurrency(6).spawn());
     }

@@ -6,7 +6,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Tuning};
+use tower_webhook::Webhooks;
+use tower_webhook::inbox::internal::{
+    Claims, EventLease, Settled, Settlement, Share, Take, observe,
+};
 use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState, Inbox, Queue, Retry};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
@@ -16,9 +19,9 @@ use tracing::Level;
 
 #[cfg(feature = "postgres")]
 use support::database::Database;
-use support::delivery::send;
+use support::delivery::{secret, send};
 use support::eventually;
-use support::inbox::{NotingCrm, event, states, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, accepting, event, states, webhooks, within_a_month};
 use support::lock;
 use support::log::Log;
 use support::observer::Notes;
@@ -68,12 +71,12 @@ impl Calls for OddQueue {
 
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
         self.may_panic("claim");
-        self.queue.claim(take, limit, suspects).await
+        self.queue.claim(of, limit, suspects).await
     }
 
     async fn extend(
@@ -95,7 +98,10 @@ impl Calls for OddQueue {
         if let Some(thief) = thief {
             self.queue.discard(lease.id, None, &By::default()).await?;
             self.queue.redrive(lease.id, None, &By::default()).await?;
-            let claims = self.queue.claim(&support::queue::take(DAY), 1, 0).await?;
+            let claims = self
+                .queue
+                .claim_of(&support::queue::take(DAY), 1, 0)
+                .await?;
             let stolen = claims.events[0].lease;
             assert_eq!(stolen.id, lease.id);
             if thief == Thief::RetriesIt {
@@ -138,31 +144,33 @@ impl Calls for OddQueue {
 async fn limits_without_an_end_end_no_task() {
     let log = Log::capture(Level::WARN);
     let queue = FaultyQueue::new(MemoryQueue::new());
-    let inbox = Inbox::new(queue)
-        .store_timeout(Duration::MAX)
-        .and_then(|inbox| inbox.retention(Duration::MAX))
-        .unwrap()
-        .keep_bodies(Duration::MAX);
+    let inbox = Inbox::new(queue).keep_bodies(Duration::MAX);
+    let without_end = |webhooks: Webhooks| {
+        webhooks
+            .store_timeout(Duration::MAX)
+            .retention(Duration::MAX)
+            .handler_timeout(Duration::MAX)
+    };
+    let webhooks = accepting(&inbox, without_end(Webhooks::new(secret())));
     let crm = NotingCrm::default();
     let retry = Retry::default()
         .delays(SECOND, Duration::MAX)
         .give_up_after(Duration::MAX);
     let worker = inbox
-        .worker(crm.router())
+        .work(crm.router())
         .poll_every(365 * DAY)
         .trip_after(usize::MAX)
         .retry(retry)
-        .handler_timeout(Duration::MAX)
-        .unwrap()
+        .route(without_end)
         .spawn();
     *lock(&crm.takes) = 10 * MINUTE;
     for n in [1, 2] {
-        send(&webhooks(&inbox), event("a", n)).await.assert_ok();
+        send(&webhooks, event("a", n)).await.assert_ok();
     }
     within_a_month(|| crm.handled() == 2).await;
     assert_eq!(crm.attempts(), 2);
     sleep(DAY).await;
-    send(&webhooks(&inbox), event("b", 1)).await.assert_ok();
+    send(&webhooks, event("b", 1)).await.assert_ok();
     within_a_month(|| crm.handled() == 3).await;
     worker.drain(Duration::MAX).await.unwrap();
     assert!(log.events().is_empty(), "{}", log.text());
@@ -179,7 +187,7 @@ async fn background_tasks_that_panic_are_started_again_and_a_drain_reports_it() 
     let inbox = Inbox::new(queue.shared()).keep_bodies(Duration::ZERO);
     let crm = NotingCrm::default();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
-    let worker = inbox.worker(crm.router()).handler_timeout(DAY).unwrap();
+    let worker = inbox.work(crm.router()).handler_timeout(DAY);
     let worker = worker.spawn();
     *lock(&crm.takes) = 10 * MINUTE;
     within_a_month(|| crm.handled() == 1).await;
@@ -204,8 +212,8 @@ async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
     };
     let (inbox, crm) = (Inbox::new(queue.shared()), NotingCrm::default());
     *lock(&crm.takes) = MINUTE;
-    let worker = inbox.worker(crm.router());
-    let worker = worker.handler_timeout(DAY).unwrap().spawn();
+    let worker = inbox.work(crm.router());
+    let worker = worker.handler_timeout(DAY).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     sleep(SECOND).await;
     inbox.discard(EventId(1), None).await.unwrap();
@@ -240,14 +248,15 @@ async fn an_attempt_loses_its_event(open: impl AsyncFn() -> Queue) {
         for end in ["handled", "failed", "interrupted"] {
             let (queue, notes) = (odd(open().await), Notes::default());
             *lock(&queue.steals) = Some(thief);
-            let inbox = Inbox::new(queue.shared()).observer(notes.clone());
+            let inbox = Inbox::new(queue.shared());
+            observe(&inbox, notes.clone());
             let crm = NotingCrm::default();
             crm.down.store(end == "failed", Ordering::SeqCst);
             if end == "interrupted" {
                 *lock(&crm.takes) = MINUTE;
             }
             // It has no room to claim the event itself.
-            let worker = inbox.worker(crm.router()).concurrency(1).spawn();
+            let worker = inbox.work(crm.router()).concurrency(1).spawn();
             send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
             eventually("the attempt", async || crm.attempts() == 1).await;
             // An attempt that fails or succeeds does so at once.
@@ -269,12 +278,13 @@ async fn an_attempt_loses_its_event(open: impl AsyncFn() -> Queue) {
 async fn an_end_whose_answer_was_lost_is_confirmed_by_its_failure() {
     let (queue, notes) = (FaultyQueue::new(MemoryQueue::new()), Notes::default());
     let faults = Arc::clone(&queue.faults);
-    let inbox = Inbox::new(queue).observer(notes.clone());
+    let inbox = Inbox::new(queue);
+    observe(&inbox, notes.clone());
     let crm = NotingCrm::default();
     crm.down.store(true, Ordering::SeqCst);
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     faults.loses_answers.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     eventually("the attempt", async || crm.attempts() == 1).await;
     sleep(SECOND / 100).await;
     faults.loses_answers.store(false, Ordering::SeqCst);

@@ -13,8 +13,8 @@ use tokio::runtime::Builder;
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Lane, NewEvent, Settlement, TakenEvent, Tuning};
-use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry};
+use tower_webhook::inbox::internal::{Lane, NewEvent, Settlement, TakenEvent};
+use tower_webhook::inbox::{By, EventId, Inbox, OnFailure, Retry, Scope};
 use tower_webhook::store::EventKey;
 use tower_webhook::{HandlerError, IdempotencyKey, Outcome, RawDelivery};
 
@@ -22,6 +22,7 @@ use support::SECOND;
 use support::history::{
     Entry, History, LEASE, MAX_CRASHES, Mistake, Process, Spy, Violation, check, digest, hash,
 };
+use support::inbox::Works;
 use support::lock;
 use support::queue::{Calls, new_event, take};
 
@@ -59,7 +60,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
         .await
         .unwrap();
     for _ in 0..MAX_CRASHES {
-        for event in ghost.claim(&all, 1, 1).await.unwrap().events {
+        for event in ghost.claim_of(&all, 1, 1).await.unwrap().events {
             history.write(Entry::Died {
                 event: event.lease.id,
             });
@@ -94,14 +95,13 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
     });
     let spawn = || {
         inbox
-            .worker(service.clone())
+            .work(service.clone())
             .concurrency(4)
             .only([PLAIN, SKIPPED, POISON])
             .retry(Retry::default().delays(SECOND, 20 * SECOND))
             .on_failure_of(SKIPPED, OnFailure::Skip)
             .max_crashes(MAX_CRASHES)
             .lease(LEASE)
-            .unwrap()
             .spawn()
     };
     let mut worker = spawn();
@@ -132,10 +132,10 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
                     .entries()
                     .into_iter()
                     .find_map(|(_, entry)| match entry {
-                        Entry::Stored {
-                            key, kind, lane, ..
-                        } if key == digest(format!("event-{again}").as_bytes()) => {
-                            Some((kind, lane))
+                        Entry::Stored { key, of, lane, .. }
+                            if key == digest(format!("event-{again}").as_bytes()) =>
+                        {
+                            Some((of.kind, lane))
                         }
                         _ => None,
                     });
@@ -147,7 +147,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
                 spy.accept(event, None).await.unwrap();
             }
             76..82 => {
-                for event in ghost.claim(&all, 1, 0).await.unwrap().events {
+                for event in ghost.claim_of(&all, 1, 0).await.unwrap().events {
                     match random.bool() {
                         true => history.write(Entry::Died {
                             event: event.lease.id,
@@ -164,9 +164,11 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
                 worker = spawn();
             }
             86..88 => {
-                spy.pause(None, Some(""), &By::default()).await.unwrap();
+                spy.pause(&Scope::Everything, Some(""), &By::default())
+                    .await
+                    .unwrap();
                 sleep(Duration::from_millis(random.u64(..5000))).await;
-                inbox.resume(None).await.unwrap();
+                inbox.resume(Scope::Everything).await.unwrap();
             }
             88..96 if sent > 0 => {
                 let id = EventId(random.i64(1..=sent as i64 + 1));
@@ -213,7 +215,7 @@ fn lived(seed: u64, mistake: Mistake) -> Arc<History> {
 }
 
 fn violations(seed: u64, mistake: Mistake) -> Vec<Violation> {
-    check(&lived(seed, mistake).entries(), Some(&FOREIGN))
+    check(&lived(seed, mistake).entries(), Some(&FOREIGN.into()))
 }
 
 fn rules(violations: &[Violation]) -> HashSet<&'static str> {
@@ -257,7 +259,7 @@ fn each_planted_mistake_is_found() {
         (RetriesAtOnce, "too early"),
         (NeverBlocks, "out of order"),
         (RedrivesInProgress, "redriven in progress"),
-        (IgnoresKinds, "foreign kind"),
+        (IgnoresKinds, "foreign type"),
         (ForgetsFailures, "attempt"),
         (ReusesFences, "fence"),
         (DiscardIsNotStored, "taken again"),

@@ -1,5 +1,15 @@
 //! The inbox: accepting, handling, and every queue.
 
+/// Calls a function with each of the three queues.
+#[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
+macro_rules! on_every_queue {
+    ($rule:ident) => {
+        $rule(&tower_webhook::memory::MemoryQueue::new()).await;
+        $rule(&support::scratch::Scratch::new()).await;
+        $rule(&support::database::Database::create().await).await;
+    };
+}
+
 #[cfg(feature = "conformance")]
 mod bulk;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
@@ -22,7 +32,7 @@ mod published;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod rolling;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
-mod senders;
+mod routes;
 mod small_scope;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod spool;

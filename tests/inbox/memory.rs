@@ -3,10 +3,10 @@
 use crate::suite;
 use support::SECOND;
 use support::delivery::send;
-use support::inbox::{NotingCrm, event, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, event, webhooks, within_a_month};
 use support::queue::Calls;
 use tower_webhook::inbox::internal::NewBulk;
-use tower_webhook::inbox::{ActionKind, By, Inbox, Queue, Which};
+use tower_webhook::inbox::{ActionKind, By, Inbox, Queue, Scope, Which};
 use tower_webhook::memory::MemoryQueue;
 
 #[tokio::test(start_paused = true)]
@@ -27,7 +27,7 @@ async fn inboxes_share_a_queue() {
         send(&webhooks(&accepting), event("a", n)).await.assert_ok();
     }
     let crm = NotingCrm::default();
-    let worker = handling.worker(crm.router()).spawn();
+    let worker = handling.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == 2).await;
     worker.drain(SECOND).await.unwrap();
     assert_eq!(accepting.stats().await.unwrap().unsettled(), 0);
@@ -45,7 +45,7 @@ async fn a_change_that_is_running_is_kept() {
     let number = queue.begin(&bulk, &by).await.unwrap();
     let kept = async || {
         for _ in 0..1_100 {
-            queue.pause(None, None, &by).await.unwrap();
+            queue.pause(&Scope::Everything, None, &by).await.unwrap();
         }
         let kept = queue.actions(Which::All, None, 2_000).await.unwrap();
         (kept.len(), kept.last().unwrap().number)

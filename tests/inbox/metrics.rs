@@ -8,19 +8,17 @@ use metrics_util::MetricKind;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tempfile::TempDir;
 use tokio::time::sleep;
-use tower::{Layer, Service};
+use tower::Service;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::Inbox;
-use tower_webhook::inbox::internal::Tuning;
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::spool::Spool;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
-use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
+use tower_webhook::{Delivery, EventRouter, HandlerError, Webhooks};
 
 use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use support::inbox::event;
+use support::inbox::{Works, accepting, event, inbox};
 use support::store::{Operation, TestStore};
 use support::{DAY, MINUTE, SECOND};
 
@@ -97,10 +95,9 @@ async fn recorded_metrics_are_those_of_the_table() {
     let observer = std::sync::Arc::new((Metrics::new(), budget.clone(), silence.clone()));
 
     // An inbox: handled, failed, dead, and a lease that is lost.
-    let inbox = Inbox::new(MemoryQueue::new()).observer(observer.clone());
-    let webhooks = SignatureLayer::new(secret())
-        .observer(observer.clone())
-        .layer(inbox.accept());
+    let inbox = inbox();
+    let webhooks = Webhooks::new(secret()).observer(observer.clone());
+    let webhooks = accepting(&inbox, webhooks);
     let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
         match delivery.payload.id.as_deref() {
             Some("fails") => Err(HandlerError::retry("down")),
@@ -112,7 +109,7 @@ async fn recorded_metrics_are_those_of_the_table() {
             _ => Ok(()),
         }
     });
-    let worker = inbox.worker(events.clone()).trip_after(1).spawn();
+    let worker = inbox.work(events.clone()).trip_after(1).spawn();
     for chat in ["fine", "slow", "dead", "fails"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }
@@ -178,46 +175,65 @@ async fn recorded_metrics_are_those_of_the_table() {
     );
     for (metric, expected) in [
         (
-            "webhook_deliveries_total{outcome=handled,kind=chat-rated}",
+            "webhook_deliveries_total{outcome=handled,route=chat-platform,kind=chat-rated,sender=chat-platform}",
             2_000.0,
         ),
         (
-            "webhook_deliveries_total{outcome=accepted,kind=chat-rated}",
+            "webhook_deliveries_total{outcome=accepted,route=chat-platform,kind=chat-rated,sender=chat-platform}",
             5.0,
         ),
         (
-            "webhook_deliveries_total{outcome=disconnected,kind=chat-rated}",
+            "webhook_deliveries_total{outcome=disconnected,route=chat-platform,kind=chat-rated,sender=chat-platform}",
             1.0,
         ),
         (
-            "webhook_deliveries_total{outcome=invalid-signature,kind=unverified}",
+            "webhook_deliveries_total{outcome=invalid-signature,route=chat-platform,kind=unverified,sender=chat-platform}",
             200.0,
         ),
         (
             "webhook_call_errors_total{target=store,operation=claim}",
             1.0,
         ),
-        ("webhook_dead_letters_total{kind=chat-rated}", 2.0),
-        ("webhook_leases_lost_total{kind=chat-rated}", 1.0),
-        ("webhook_detached_total{}", 1.0),
-        ("webhook_inbox_tripped{kind=chat-rated}", 1.0),
-        ("webhook_inbox_retrying{kind=chat-rated}", 1.0),
-        ("webhook_inbox_dead_letters{kind=chat-rated}", 2.0),
-        ("webhook_inbox_dead_letters{kind=chat-closed}", 0.0),
-        ("webhook_silent{kind=chat-closed}", 1.0),
-        ("webhook_silent{kind=chat-rated}", 0.0),
         (
-            "webhook_expected_within_seconds{kind=chat-closed}",
+            "webhook_dead_letters_total{route=chat-platform,kind=chat-rated}",
+            2.0,
+        ),
+        (
+            "webhook_leases_lost_total{route=chat-platform,kind=chat-rated}",
+            1.0,
+        ),
+        ("webhook_detached_total{}", 1.0),
+        (
+            "webhook_inbox_tripped{route=chat-platform,kind=chat-rated}",
+            1.0,
+        ),
+        (
+            "webhook_inbox_retrying{route=chat-platform,kind=chat-rated}",
+            1.0,
+        ),
+        (
+            "webhook_inbox_dead_letters{route=chat-platform,kind=chat-rated}",
+            2.0,
+        ),
+        (
+            "webhook_inbox_dead_letters{route=chat-platform,kind=chat-closed}",
+            0.0,
+        ),
+        ("webhook_silent{route=chat-platform,kind=chat-closed}", 1.0),
+        ("webhook_silent{route=chat-platform,kind=chat-rated}", 0.0),
+        (
+            "webhook_expected_within_seconds{route=chat-platform,kind=chat-closed}",
             86_400.0,
         ),
-        ("webhook_failure_budget_limit{}", 500.0),
+        ("webhook_failure_budget_limit{route=chat-platform}", 500.0),
     ] {
         assert_eq!(recorded.values.get(metric), Some(&expected), "{metric}");
     }
-    let oldest = recorded.values["webhook_inbox_oldest_seconds{kind=chat-rated}"];
+    let oldest =
+        recorded.values["webhook_inbox_oldest_seconds{route=chat-platform,kind=chat-rated}"];
     assert!(oldest >= 0.0, "{oldest}");
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
-    let last = recorded.values["webhook_last_delivery_timestamp_seconds{kind=chat-rated}"];
+    let last = recorded.values["webhook_last_delivery_timestamp_seconds{route=chat-platform,kind=chat-rated}"];
     let age = now - last - (2 * DAY).as_secs_f64();
     assert!((0.0..3_600.0).contains(&age), "{age}");
     let evictions = recorded.values["webhook_evictions_total{}"];
@@ -232,14 +248,16 @@ async fn expectations_are_recorded_as_they_change() {
 
     const ORDERED: EventKind = EventKind::from_static("order-placed");
     let silence = Silence::new().expect(ORDERED, 4 * MINUTE).learn();
-    let service = SignatureLayer::new(secret())
+    let (service, _) = Webhooks::new(secret())
         .observer(silence.clone())
-        .layer(EventRouter::new());
+        .start(EventRouter::new())
+        .unwrap();
     let expected = || {
         silence.record_metrics();
         let values = recorded(&snapshotter).values;
         let expected = values.into_iter().filter_map(|(name, value)| {
-            let kind = name.strip_prefix("webhook_expected_within_seconds{kind=")?;
+            let kind =
+                name.strip_prefix("webhook_expected_within_seconds{route=chat-platform,kind=")?;
             Some((kind.strip_suffix("}")?.to_owned(), value))
         });
         expected.collect::<BTreeMap<_, _>>()
@@ -274,10 +292,8 @@ async fn gauges_return_to_zero_and_kinds_are_bounded() {
     let snapshotter = recorder.snapshotter();
     let _guard = metrics::set_default_local_recorder(&recorder);
 
-    let inbox = Inbox::new(MemoryQueue::new());
-    let webhooks = SignatureLayer::new(secret())
-        .observer(Metrics::new())
-        .layer(inbox.accept());
+    let inbox = inbox();
+    let webhooks = accepting(&inbox, Webhooks::new(secret()).observer(Metrics::new()));
     for number in 0..100 {
         let forged = delivery("{}").kind(&format!("forged-{number}"));
         send(&webhooks, forged).await.assert_ok();
@@ -299,7 +315,7 @@ async fn gauges_return_to_zero_and_kinds_are_bounded() {
         .filter(|name| name.starts_with("webhook_deliveries_total"));
     assert_eq!(kinds.count(), 33, "32 kinds and `other`");
 
-    let worker = inbox.worker(EventRouter::new()).spawn();
+    let worker = inbox.work(EventRouter::new()).spawn();
     inbox.finish().await.unwrap();
     inbox.record_metrics().await.unwrap();
     assert_eq!(waiting(&recorded(&snapshotter).values), (40, 0.0));

@@ -15,7 +15,7 @@ use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{self, Settled, Settlement, Take, TakenEvent, Tuning};
+use tower_webhook::inbox::internal::{self, Settled, Settlement, Take, TakenEvent};
 use tower_webhook::inbox::{
     Change, EventState, EventSummary, Filter, Inbox, Page, Queue, Retry, Stats,
 };
@@ -26,7 +26,7 @@ use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 
 use support::database::Database;
 use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, event, inbox, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, event, inbox, webhooks, within_a_month};
 use support::postgres::{PostgresServer, Stop};
 use support::program::{PATIENCE, Peer, say};
 use support::queue::{Calls, FaultyQueue, dead, retry, skip, snooze, take};
@@ -38,17 +38,8 @@ use support::{eventually, lock};
 const BRIEF: Duration = Duration::from_millis(500);
 const HELD: Duration = Duration::from_secs(60);
 
-/// Calls a function with each of the three queues.
-macro_rules! on_every_queue {
-    ($rule:ident) => {
-        $rule(&MemoryQueue::new()).await;
-        $rule(&Scratch::new()).await;
-        $rule(&Database::create().await).await;
-    };
-}
-
 async fn claim(queue: &Queue, take: &Take, limit: usize) -> Vec<TakenEvent> {
-    queue.claim(take, limit, limit).await.unwrap().events
+    queue.claim_of(take, limit, limit).await.unwrap().events
 }
 
 /// Claims one event, and waits for it.
@@ -149,8 +140,8 @@ async fn solid_queue_761_with_workers() {
     ];
     let worker = |queue: &FaultyQueue| {
         let inbox = Inbox::new(queue.clone());
-        let worker = inbox.worker(crm.router()).max_crashes(100);
-        worker.handler_timeout(60 * MINUTE).unwrap().spawn()
+        let worker = inbox.work(crm.router()).max_crashes(100);
+        worker.handler_timeout(60 * MINUTE).spawn()
     };
     let workers = queues.each_ref().map(worker);
     let inbox = Inbox::new(queue);
@@ -193,7 +184,7 @@ async fn solid_queue_761_with_a_blocked_thread() {
             Ok(())
         }
     });
-    let worker = inbox.worker(handlers).lease(2 * SECOND).unwrap().spawn();
+    let worker = inbox.work(handlers).lease(2 * SECOND).spawn();
     for chat in ["blocks", "waits"] {
         send(&webhooks(&inbox), event(chat, 1)).await.assert_ok();
     }
@@ -254,7 +245,7 @@ async fn river_1105() {
         // It rescues its own kind, and would make a dead letter of the first crash.
         let crm = NotingCrm::default();
         let older = inbox
-            .worker(crm.router())
+            .work(crm.router())
             .only([EventKind::CHAT_RATED])
             .max_crashes(1)
             .poll_every(Duration::from_millis(20))
@@ -273,7 +264,7 @@ async fn river_1105() {
             lock(&seen).push((delivery.kind().clone(), delivery.attempt().unwrap().get()));
             async { Ok(()) }
         });
-        let worker = inbox.worker(closed).only([EventKind::CHAT_CLOSED]).spawn();
+        let worker = inbox.work(closed).only([EventKind::CHAT_CLOSED]).spawn();
         assert!(finished(&inbox).await.is_all_handled());
         assert_eq!(*lock(&attempts), [(EventKind::CHAT_CLOSED, 2)]);
         drop((worker, older));
@@ -299,7 +290,7 @@ async fn river_1258() {
         }
     });
     let worker = inbox
-        .worker(handlers)
+        .work(handlers)
         .concurrency(2)
         .retry(Retry::default().max_attempts(3))
         .spawn();
@@ -348,7 +339,7 @@ async fn procrastinate_1518() {
                 Ok(())
             }
         });
-        let worker = inbox.worker(handlers).lease(BRIEF).unwrap().spawn();
+        let worker = inbox.work(handlers).lease(BRIEF).spawn();
         send(&webhooks(&inbox), event("long", 1)).await.assert_ok();
         eventually("the old events", async || lock(&handled).len() == 2).await;
         let mut old = lock(&handled).clone();
@@ -417,7 +408,7 @@ async fn bullmq_2774() {
         });
         let shortly = Duration::from_millis(50);
         let worker = inbox
-            .worker(handlers)
+            .work(handlers)
             .retry(Retry::default().delays(shortly, shortly))
             .poll_every(shortly)
             .spawn();
@@ -450,10 +441,9 @@ async fn sidekiq_4992() {
             Ok(())
         });
         let worker = inbox
-            .worker(handlers)
+            .work(handlers)
             .concurrency(8)
             .lease(2 * BRIEF)
-            .unwrap()
             .poll_every(Duration::from_millis(50))
             .spawn();
         finished(&inbox).await;
@@ -556,7 +546,7 @@ async fn hatchet_1540() {
         send(&webhooks, event(&chat, n)).await.assert_ok();
     }
     let began = Instant::now();
-    let worker = inbox.worker(handlers).spawn();
+    let worker = inbox.work(handlers).spawn();
     within_a_month(|| handled.load(Ordering::SeqCst) == EVENTS).await;
     let (attempts, took) = (attempts.load(Ordering::SeqCst), began.elapsed());
     // Some 4 each, within 3 hours.
@@ -578,7 +568,7 @@ async fn river_78() {
         begun.fetch_add(1, Ordering::SeqCst);
         pending()
     });
-    let worker = inbox.worker(hangs).spawn();
+    let worker = inbox.work(hangs).spawn();
     for chat in ["a", "b", "c"] {
         send(&webhooks(&inbox), event(chat, 1)).await.assert_ok();
     }
@@ -591,7 +581,7 @@ async fn river_78() {
         assert_eq!((event.state, event.failures), (EventState::Waiting, 0));
     }
     let crm = NotingCrm::default();
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == 3).await;
     worker.drain(SECOND).await.unwrap();
 }
@@ -613,7 +603,7 @@ async fn river_78_with_a_blocked_thread() {
             Ok(())
         }
     });
-    let worker = inbox.worker(blocks).spawn();
+    let worker = inbox.work(blocks).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     eventually("the handler", async || running.load(Ordering::SeqCst)).await;
     let drained = timeout(PATIENCE, worker.drain(SECOND / 10)).await;
@@ -660,15 +650,13 @@ async fn que_429() {
 
         let now = Inbox::new(harness.open().await)
             .keep_bodies(Duration::ZERO)
-            .backlog_limit(1 << 20)
-            .reject_changed_bodies()
-            .replay_guard();
+            .backlog_limit(1 << 20);
         let crm = NotingCrm::default();
         let worker = now
-            .worker(crm.router())
+            .work(crm.router())
+            .route(|webhooks| webhooks.reject_changed_bodies().replay_guard())
             .concurrency(2)
             .lease(2 * SECOND)
-            .unwrap()
             .retry(Retry::default().max_attempts(50))
             .spawn();
         eventually("all but the dead letter's chat", async || {
@@ -705,7 +693,7 @@ async fn breeze_4095() {
         let mut worker = None;
         for n in 0..EVENTS {
             if n == EVENTS / 2 {
-                let brief = inbox.worker(crm.router()).lease(BRIEF).unwrap();
+                let brief = inbox.work(crm.router()).lease(BRIEF);
                 worker = Some(brief.spawn());
             }
             // The connection breaks after the write, or the caller is gone at some moment.
@@ -744,7 +732,7 @@ async fn svix_webhooks_1844() {
         .unwrap();
     let inbox = Inbox::new(postgres_queue(&server.url()).await);
     let crm = NotingCrm::default();
-    let worker = inbox.worker(crm.router()).lease(BRIEF).unwrap().spawn();
+    let worker = inbox.work(crm.router()).lease(BRIEF).spawn();
     let webhooks = webhooks(&inbox);
     for round in 0..3 {
         send(&webhooks, event("a", 3 * round)).await.assert_ok();
@@ -778,7 +766,7 @@ async fn svix_webhooks_1844() {
 async fn svix_webhooks_1844_for_a_day() {
     let queue = FaultyQueue::new(MemoryQueue::new());
     let (inbox, crm) = (Inbox::new(queue.clone()), NotingCrm::default());
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..2 {
         *lock(&crm.takes) = 10 * SECOND;

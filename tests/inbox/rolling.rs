@@ -7,15 +7,14 @@ use std::time::Duration;
 use crate::suite::Harness;
 use tokio::time::{sleep, timeout};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::Tuning;
 use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Stats};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::{EventRouter, RawDelivery};
+use tower_webhook::{EventRouter, RawDelivery, RouteName, Webhooks};
 
 use support::SECOND;
 use support::database::Database;
-use support::delivery::{RequestExt, delivery, send};
-use support::inbox::webhooks;
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::inbox::{Works, accepting};
 use support::program::PATIENCE;
 use support::scratch::Scratch;
 use support::{eventually, lock};
@@ -48,10 +47,15 @@ impl Log {
 }
 
 async fn accept(inbox: &Inbox, kind: &EventKind, chat: usize, number: u64) {
+    accept_at(&RouteName::default(), inbox, kind, chat, number).await;
+}
+
+async fn accept_at(route: &RouteName, inbox: &Inbox, kind: &EventKind, chat: usize, number: u64) {
+    let webhooks = accepting(inbox, Webhooks::new(secret()).name(route.clone()));
     let body = format!(r#"{{"id":"chat-{chat}","number":{number}}}"#);
     let key = format!("{chat}-{number}");
     let event = delivery(body).kind(kind.as_str()).key(&key);
-    send(&webhooks(inbox), event).await.assert_ok();
+    send(&webhooks, event).await.assert_ok();
 }
 
 async fn finished(inbox: &Inbox) -> Stats {
@@ -72,7 +76,7 @@ async fn deploy([older, newer]: [Inbox; 2]) {
     let kinds = [KNOWN[0].clone(), EventKind::CHAT_CLOSED, KNOWN[1].clone()];
     let log = Log::default();
     let soon = Duration::from_millis(20);
-    let old_worker = older.worker(log.router("old")).only(KNOWN);
+    let old_worker = older.work(log.router("old")).only(KNOWN);
     let old_worker = old_worker.poll_every(soon).spawn();
     let mut number = 0;
     accept_all(&older, &kinds, &mut number).await;
@@ -83,7 +87,7 @@ async fn deploy([older, newer]: [Inbox; 2]) {
     let waiting = states(&older).await;
     assert_eq!(waiting[&EventState::Waiting], 2 * CHATS, "{waiting:?}");
 
-    let new_worker = newer.worker(log.router("new")).poll_every(soon).spawn();
+    let new_worker = newer.work(log.router("new")).poll_every(soon).spawn();
     for inbox in [&older, &newer, &older, &newer] {
         accept_all(inbox, &kinds, &mut number).await;
     }
@@ -135,7 +139,7 @@ async fn two_versions_lose_and_ignore_nothing() {
 async fn ignored<H: Harness>(harness: &H) {
     let log = Log::default();
     let inbox = Inbox::new(harness.open().await);
-    let older = inbox.worker(EventRouter::new()).spawn();
+    let older = inbox.work(EventRouter::new()).spawn();
     accept(&inbox, &EventKind::CHAT_CLOSED, 0, 0).await;
     finished(&inbox).await;
     older.drain(SECOND).await.unwrap();
@@ -144,7 +148,7 @@ async fn ignored<H: Harness>(harness: &H) {
         BTreeMap::from([(EventState::Ignored, 1)])
     );
 
-    let newer = inbox.worker(log.router("new")).spawn();
+    let newer = inbox.work(log.router("new")).spawn();
     let page = Page::oldest(1);
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     let event = &listed.events[0];
@@ -168,22 +172,18 @@ async fn ignored_events_are_not_lost() {
 /// Each receiver handles the events that it accepted, also those of chats that both know.
 async fn receive([first, second]: [Inbox; 2]) {
     let log = Log::default();
-    let receivers = [("", first), ("crm", second)];
-    let receivers = receivers.map(|(name, inbox)| (name, inbox.namespace(name)));
+    let receivers = [("chat-platform", first), ("crm", second)];
+    let route = |name: &str| name.parse::<RouteName>().unwrap();
     let workers = receivers.each_ref().map(|(name, inbox)| {
-        let worker = inbox.worker(log.router(name));
+        let worker = inbox.work(log.router(name));
+        let worker = worker.route(|webhooks| webhooks.name(route(name)));
         worker.poll_every(Duration::from_millis(10)).spawn()
     });
     for number in 0..10 {
         for (name, inbox) in &receivers {
             for chat in 0..CHATS {
-                accept(
-                    inbox,
-                    &KNOWN[0],
-                    chat,
-                    2 * number + u64::from(*name == "crm"),
-                )
-                .await;
+                let number = 2 * number + u64::from(*name == "crm");
+                accept_at(&route(name), inbox, &KNOWN[0], chat, number).await;
             }
         }
     }
@@ -199,7 +199,7 @@ async fn receive([first, second]: [Inbox; 2]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn receivers_of_two_namespaces_are_apart() {
+async fn receivers_of_two_routes_are_apart() {
     let inbox = Inbox::new(MemoryQueue::new());
     receive([inbox.clone(), inbox]).await;
     receive(processes(&Scratch::new()).await).await;

@@ -16,7 +16,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     Accepted, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, EventId, EventState, Filter, Page, Queue};
+use tower_webhook::inbox::{self, By, EventId, EventState, Filter, Page, Queue};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::EventKey;
@@ -187,7 +187,7 @@ impl Side {
             }
             Op::Claim(worker, dies) => {
                 let lease = if dies { Duration::ZERO } else { HOUR };
-                let claims = self.queue.claim(&self.take(lease), 1, 1).await.unwrap();
+                let claims = self.queue.claim_of(&self.take(lease), 1, 1).await.unwrap();
                 self.took(worker, claims.events.first())
             }
             Op::Extend(worker) => {
@@ -224,7 +224,13 @@ impl Side {
             Op::Pause(pauses) => {
                 self.is_paused = pauses;
                 let note = pauses.then_some("");
-                format!("{:?}", self.queue.pause(None, note, &by).await.unwrap())
+                format!(
+                    "{:?}",
+                    self.queue
+                        .pause(&inbox::Scope::Everything, note, &by)
+                        .await
+                        .unwrap()
+                )
             }
         }
     }
@@ -413,7 +419,7 @@ async fn steps_alike(queue: impl Into<Queue>, pause: Duration, ways: &[Vec<Op>])
             // Until a lease has ended by the clocks of all processes, and the next event waits for less long.
             sleep(pause).await;
             // SQLite notices that when it is asked for events.
-            let claims = other.queue.claim(&other.take(HOUR), 0, 0).await.unwrap();
+            let claims = other.queue.claim_of(&other.take(HOUR), 0, 0).await.unwrap();
             assert!(claims.events.is_empty());
             assert_eq!(
                 memory.shown().await,

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
-use support::delivery::{RequestExt, delivery, send};
+use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::{event, webhooks};
 use support::log::Log;
 use support::queue::{Calls, unless};
@@ -23,13 +23,13 @@ use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Tuning};
 use tower_webhook::inbox::{
-    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Which, WorkerHandle,
+    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 use tower_webhook::store::{EventKey, OpenErrorKind, Store, StoreError, StoreErrorKind};
-use tower_webhook::{Delivery, EventRouter};
+use tower_webhook::{Delivery, EventRouter, Receiver, Running, Webhooks};
 use tracing::Level;
 
 /// The chat of events that the queue behind never stores, and of those that no queue could store.
@@ -143,18 +143,19 @@ struct Desk {
     remote: Remote,
     spooled: Spooled,
     inbox: Inbox,
+    webhooks: Receiver,
     seen: Seen,
-    _worker: WorkerHandle,
+    _worker: Running,
     scratch: Scratch,
 }
 
 impl Desk {
     async fn open() -> Self {
-        Self::with(|inbox| inbox, |spool| spool).await
+        Self::with(|webhooks| webhooks, |spool| spool).await
     }
 
     async fn with(
-        set: impl FnOnce(Inbox) -> Inbox,
+        set: impl FnOnce(Webhooks) -> Webhooks,
         set_spool: impl FnOnce(Spool) -> Spool,
     ) -> Self {
         Self::before(Remote::default(), set, set_spool).await
@@ -162,13 +163,14 @@ impl Desk {
 
     async fn before(
         remote: Remote,
-        set: impl FnOnce(Inbox) -> Inbox,
+        set: impl FnOnce(Webhooks) -> Webhooks,
         set_spool: impl FnOnce(Spool) -> Spool,
     ) -> Self {
         let scratch = Scratch::new();
         let spooled = set_spool(spool(&scratch)).open(remote.clone()).await;
         let spooled = spooled.unwrap();
-        let inbox = set(Inbox::new(spooled.clone()));
+        let soon = Duration::from_millis(20);
+        let inbox = Inbox::new(spooled.clone()).worker(|worker| worker.poll_every(soon));
         let seen = Arc::clone(&remote.seen);
         let log = Arc::clone(&seen);
         let events = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
@@ -177,13 +179,15 @@ impl Desk {
             lock(&log).push((chat, number, delivery.was_spooled()));
             async { Ok(()) }
         });
-        let worker = inbox.worker(events).poll_every(Duration::from_millis(20));
+        let webhooks = set(Webhooks::new(secret())).inbox(inbox.clone());
+        let (webhooks, worker) = webhooks.start(events).unwrap();
         Self {
             remote,
             spooled,
-            inbox: inbox.clone(),
+            inbox,
+            webhooks,
             seen,
-            _worker: worker.spawn(),
+            _worker: worker,
             scratch,
         }
     }
@@ -193,7 +197,7 @@ impl Desk {
     }
 
     async fn send(&self, request: Request<Full<bytes::Bytes>>) -> u16 {
-        let answered = send(&webhooks(&self.inbox), request).await;
+        let answered = send(&self.webhooks, request).await;
         answered.status.as_u16()
     }
 
@@ -245,7 +249,7 @@ async fn events_are_accepted_while_the_queue_is_away_and_handled_when_it_is_back
     let status = desk.spooled.status();
     assert!(!status.is_open);
     // Nothing of the events stays in the file.
-    drop((desk.inbox, desk._worker, desk.spooled));
+    drop((desk.inbox, desk.webhooks, desk._worker, desk.spooled));
     let rest = "SELECT (SELECT count(*) FROM bodies) + (SELECT count(key) FROM events) + (SELECT count(*) FROM keys)";
     let rest = async || {
         desk.scratch
@@ -270,7 +274,7 @@ async fn a_day_without_the_queue_is_answered_with_200_and_handled_in_order() {
     let mut desks = Vec::new();
     for _ in 0..3 {
         let large = |spool: Spool| spool.limit(4 << 20);
-        desks.push(Desk::before(remote.clone(), |inbox| inbox, large).await);
+        desks.push(Desk::before(remote.clone(), |webhooks| webhooks, large).await);
     }
     remote.down(true);
     for number in 0..HOURS * AN_HOUR {
@@ -343,7 +347,7 @@ async fn a_delivery_without_a_key_is_never_stored_twice() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_body_that_was_spooled_is_known_by_its_replay_guard() {
-    let desk = Desk::with(Inbox::replay_guard, |spool| spool).await;
+    let desk = Desk::with(Webhooks::replay_guard, |spool| spool).await;
     let keyless = || delivery(r#"{"id":"a","rating":1}"#);
     desk.remote.down(true);
     assert_eq!(desk.send(keyless()).await, 200);
@@ -359,7 +363,7 @@ async fn a_body_that_was_spooled_is_known_by_its_replay_guard() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_handled_twice() {
     const CHATS: usize = 8;
-    let desk = Desk::with(|inbox| inbox, |spool| spool.limit(64 << 20)).await;
+    let desk = Desk::with(|webhooks| webhooks, |spool| spool.limit(64 << 20)).await;
     let faults: [fn(&Faults) -> &AtomicBool; 3] = [
         |faults| &faults.is_down,
         |faults| &faults.hangs,
@@ -408,7 +412,7 @@ async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_hand
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
-    let set = |inbox: Inbox| inbox.reject_changed_bodies().replay_guard();
+    let set = |webhooks: Webhooks| webhooks.reject_changed_bodies().replay_guard();
     let desk = Desk::with(set, Spool::reject_changed_bodies).await;
     let of = |key: &str, n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key(key);
     assert_eq!(desk.send(of("first", 1)).await, 200);
@@ -440,7 +444,7 @@ async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
             false => spool,
         };
         let log = Log::capture(Level::WARN);
-        let desk = Desk::with(|inbox| inbox, set_spool).await;
+        let desk = Desk::with(|webhooks| webhooks, set_spool).await;
         assert_eq!(desk.send(of(1)).await, 200);
         desk.remote.down(true);
         assert_eq!(desk.send(of(2)).await, 200);
@@ -603,8 +607,9 @@ async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn more_chats_than_are_forwarded_at_once_go_on_in_order() {
-    // The file has one namespace, whatever that of the inbox is.
-    let desk = Desk::with(|inbox| inbox.namespace("shop"), |spool| spool).await;
+    // The file has one route, whatever that of the inbox is.
+    let shop = |webhooks: Webhooks| webhooks.name("shop".parse().unwrap());
+    let desk = Desk::with(shop, |spool| spool).await;
     desk.remote.down(true);
     let chats: Vec<_> = (0..300).map(|chat| format!("{chat}")).collect();
     for n in [1, 2] {

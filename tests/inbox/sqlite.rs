@@ -143,7 +143,7 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
                     if let Some(taken) = taken {
                         work(&queue, *taken, &take).await;
                     }
-                    for taken in queue.claim(&take, 4, 4).await.unwrap().events {
+                    for taken in queue.claim_of(&take, 4, 4).await.unwrap().events {
                         work(&queue, taken, &take).await;
                     }
                 }
@@ -204,7 +204,7 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     let take = take(Duration::from_secs(60));
     let mut last = BTreeMap::new();
     while queue.stats().await.unwrap().unsettled() > 0 {
-        let claims = queue.claim(&take, 100, 100).await.unwrap();
+        let claims = queue.claim_of(&take, 100, 100).await.unwrap();
         for event in claims.events {
             let mut next = Some(Box::new(event));
             while let Some(event) = next {

@@ -12,7 +12,7 @@ use tower_webhook::inbox::{EventState, Inbox};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter};
 
-use support::inbox::{NotingCrm, states, within_a_month};
+use support::inbox::{NotingCrm, Works, states, within_a_month};
 use support::lock;
 use support::queue::{Calls, FaultyQueue, new_event, take};
 use support::{MINUTE, SECOND};
@@ -32,7 +32,7 @@ async fn accept(queue: &MemoryQueue, from: usize, events: usize) {
 /// A process takes all that it can get, and dies.
 async fn crash(queue: &MemoryQueue, suspects: usize) {
     queue
-        .claim(&take(SECOND), usize::MAX, suspects)
+        .claim_of(&take(SECOND), usize::MAX, suspects)
         .await
         .unwrap();
     sleep(SECOND).await;
@@ -45,7 +45,7 @@ async fn suspects_of_different_chats_run_side_by_side() {
     crash(&queue, 0).await;
     *lock(&crm.takes) = SECOND;
     let inbox = Inbox::new(queue);
-    let worker = inbox.worker(crm.router()).concurrency(32).spawn();
+    let worker = inbox.work(crm.router()).concurrency(32).spawn();
     let began = Instant::now();
     within_a_month(|| crm.handled() == 160).await;
     assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 8);
@@ -78,7 +78,7 @@ async fn suspects_whose_next_crash_would_be_the_last_run_alone() {
         }
     });
     let inbox = Inbox::new(queue);
-    let worker = inbox.worker(router).spawn();
+    let worker = inbox.work(router).spawn();
     within_a_month(|| lock(&alone).len() == 25).await;
     let seen = lock(&alone).clone();
     let last: Vec<_> = seen.iter().filter(|(is_last, _)| *is_last).collect();
@@ -138,10 +138,7 @@ impl Dying {
     async fn live(&self, time: Duration) {
         let faulty = FaultyQueue::new(self.queue.clone());
         let faults = Arc::clone(&faulty.faults);
-        let worker = Inbox::new(faulty)
-            .worker(self.router())
-            .lease(SECOND)
-            .unwrap();
+        let worker = Inbox::new(faulty).work(self.router()).lease(SECOND);
         let worker = worker.spawn();
         let _ = timeout(time, self.kill.notified()).await;
         faults.is_down.store(true, Ordering::SeqCst);

@@ -3,26 +3,23 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::internal::Tuning;
-use tower_webhook::inbox::{Inbox, Retry};
-use tower_webhook::memory::MemoryQueue;
+use tower_webhook::inbox::Retry;
+use tower_webhook::inbox::internal::observe;
 use tower_webhook::telemetry::Recent;
-use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
+use tower_webhook::{Delivery, EventRouter, HandlerError, Webhooks};
 
 use support::delivery::{delivery, secret, send};
-use support::inbox::{NotingCrm, event, within_a_month};
+use support::inbox::{NotingCrm, Works, accepting, event, inbox, webhooks, within_a_month};
 use support::observer::Notes;
 use support::{MINUTE, SECOND};
 
 #[tokio::test(start_paused = true)]
 async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
     let (notes, recent) = (Notes::default(), Recent::new());
-    let inbox = Inbox::new(MemoryQueue::new()).observer((notes.clone(), recent.clone()));
-    let webhooks = SignatureLayer::new(secret())
-        .observer(notes.clone())
-        .layer(inbox.accept());
+    let inbox = inbox();
+    let webhooks = Webhooks::new(secret()).observer((notes.clone(), recent.clone()));
+    let webhooks = accepting(&inbox, webhooks);
     let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
         sleep(SECOND).await;
         match delivery.payload.id.as_deref() {
@@ -34,7 +31,7 @@ async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
         }
     });
     let worker = inbox
-        .worker(events)
+        .work(events)
         .retry(Retry::default().max_attempts(2))
         .spawn();
     for (chat, expected) in [
@@ -102,13 +99,11 @@ async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
 #[tokio::test(start_paused = true)]
 async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
     let notes = Notes::default();
-    let (inbox, crm) = (
-        Inbox::new(MemoryQueue::new()).observer(notes.clone()),
-        NotingCrm::default(),
-    );
-    let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    observe(&inbox, notes.clone());
+    let webhooks = webhooks(&inbox);
     crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).trip_after(3).spawn();
+    let worker = inbox.work(crm.router()).trip_after(3).spawn();
     for chat in ["a", "b", "c"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::EventKind;
 use tower_webhook::inbox::internal::{self, NewEvent};
-use tower_webhook::inbox::{Action, BulkState, EventState, Filter, Inbox, Page, Which};
+use tower_webhook::inbox::{Action, BulkState, EventState, Filter, Inbox, Page, Scope, Which};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
@@ -48,7 +48,7 @@ async fn survives(url: &str, inbox: &Inbox) {
     let accepted = stream::iter(accepts).buffer_unordered(256).count().await;
     assert_eq!(accepted as u64, EVENTS);
     // What is redriven is not handled.
-    inbox.pause(None, "maintenance").await.unwrap();
+    inbox.pause(Scope::Everything, "maintenance").await.unwrap();
 
     let start = || {
         let args = ["--secret", "s", "--inbox", url, "--exec", "true"];

@@ -12,7 +12,7 @@ use tower_webhook::idempotency::Idempotency;
 use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::{MemoryQueue, MokaStore};
 use tower_webhook::signature::Signature;
-use tower_webhook::{Delivery, EventRouter, Receiver, SenderPolicy, Webhooks};
+use tower_webhook::{Delivery, EventRouter, Receiver, Sender, SenderPolicy, Webhooks};
 
 use support::SECOND;
 use support::delivery::{BODY, RequestExt, SIGNATURE, deliver, delivery, secret, send};
@@ -147,10 +147,9 @@ async fn dropped_handle_stops_the_worker_and_no_detached_run() {
     sleep(2 * TAKES).await;
     assert_eq!(slow.counts(), (1, 1));
 
-    let inbox = Inbox::new(MemoryQueue::new());
+    let inbox = Inbox::new(MemoryQueue::new()).worker(|worker| worker.concurrency(1));
     let (service, running) = Webhooks::new(secret())
         .inbox(inbox.clone())
-        .worker(|worker| worker.concurrency(1))
         .start(slow.router())
         .unwrap();
     deliver(&service, "k").await.assert_ok();
@@ -166,9 +165,10 @@ async fn settings_reach_every_part() {
     let mut policy = SenderPolicy::default();
     policy.retry_every = 120 * SECOND;
     let notes = Notes::default();
-    let inbox = Inbox::new(MemoryQueue::new()).observer(notes.clone());
     let (service, running) = Webhooks::new(secret())
-        .inbox(inbox.sender_policy(policy).unwrap())
+        .inbox(MemoryQueue::new())
+        .sender(Sender::default().with_policy(policy))
+        .observer(notes.clone())
         .handler_timeout(SECOND)
         .max_buffered(1)
         .require_key()

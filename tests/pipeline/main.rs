@@ -9,11 +9,12 @@ mod decision;
 mod extractor;
 #[cfg(feature = "moka")]
 mod kept;
-mod namespaces;
+mod names;
 mod payloads;
 mod router;
 mod runs;
 mod senders;
+mod serving;
 mod signatures;
 mod sockets;
 mod telemetry;

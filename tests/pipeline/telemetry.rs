@@ -17,7 +17,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
-use tower_webhook::{EventRouter, Sender, SenderPolicy, SignatureLayer, Verified, Webhooks};
+use tower_webhook::{EventRouter, EventType, RouteName, Sender, SenderPolicy, Verified, Webhooks};
 use tracing::Level;
 
 use support::Ready;
@@ -317,10 +317,24 @@ fn failing(
     Error = std::convert::Infallible,
     Future: Send,
 > + Clone {
+    failing_at(budget, SenderPolicy::default())
+}
+
+/// The same, of a sender with this policy.
+fn failing_at(
+    budget: &FailureBudget,
+    policy: SenderPolicy,
+) -> impl Service<
+    Request<Full<Bytes>>,
+    Response = http::Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
+    Error = std::convert::Infallible,
+    Future: Send,
+> + Clone {
     let fails = std::iter::repeat_n(Step::Fail, 10_000);
-    SignatureLayer::new(secret())
-        .observer(budget.clone())
-        .layer(router(fails))
+    let sender = Sender::chat_platform().with_policy(policy);
+    let webhooks = Webhooks::new(secret()).sender(sender);
+    let layer = webhooks.observer(budget.clone()).into_signature_layer();
+    layer.unwrap().layer(router(fails))
 }
 
 async fn fail<S, B>(service: &S, times: usize)
@@ -360,10 +374,10 @@ async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit(
         (501, (1, 1, 1, 1)),
         (600, (1, 1, 1, 1)),
     ] {
-        let spent = budget.spent_by(&KIND).failures as usize;
+        let spent = budget.spent_by(KIND).failures as usize;
         fail(&service, until - spent).await;
-        assert_eq!(budget.spent_by(&KIND).failures as usize, until);
-        assert_eq!(budget.spent_by(&KIND).is_exceeded(), until > 500);
+        assert_eq!(budget.spent_by(KIND).failures as usize, until);
+        assert_eq!(budget.spent_by(KIND).is_exceeded(), until > 500);
         assert_eq!(lines(), expected, "at {until}");
     }
     let events = log.events();
@@ -380,7 +394,9 @@ async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit(
         ("ERROR", 501),
     ]) {
         assert_eq!(line["level"], level);
-        assert_eq!(line["kind"], "chat-rated");
+        let names = ["route", "sender", "kind"].map(|name| line[name].as_str());
+        assert_eq!(names, ["chat-platform", "chat-platform", "chat-rated"]);
+        assert!(line["message"].starts_with("chat-rated: "), "{line:?}");
         assert_eq!(line["failures"], failures.to_string());
         assert_eq!(line["limit"], "500");
         assert_eq!(line["reasons"], format!("{failures} failed"));
@@ -389,10 +405,10 @@ async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit(
     }
     assert_eq!(lines.len(), 4);
     assert_eq!(
-        budget.spent_by(&KIND).to_string(),
+        budget.spent_by(KIND).to_string(),
         "chat-rated: 600 of 500 failures in the last hour (120 %)"
     );
-    assert_eq!(budget.spent_by(&EventKind::CHAT_CLOSED).failures, 0);
+    assert_eq!(budget.spent_by(EventKind::CHAT_CLOSED).failures, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -404,33 +420,33 @@ async fn failures_count_for_an_hour() {
     fail(&service, 90).await;
     advance(30 * MINUTE).await;
     fail(&service, 60).await;
-    assert_eq!((budget.spent_by(&KIND).failures, warnings()), (150, 1));
+    assert_eq!((budget.spent_by(KIND).failures, warnings()), (150, 1));
     advance(30 * MINUTE - SECOND).await;
-    assert_eq!(budget.spent_by(&KIND).failures, 150, "just within the hour");
+    assert_eq!(budget.spent_by(KIND).failures, 150, "just within the hour");
     advance(11 * SECOND).await;
-    assert_eq!(budget.spent_by(&KIND).failures, 60);
+    assert_eq!(budget.spent_by(KIND).failures, 60);
     fail(&service, 60).await;
     assert_eq!(
-        (budget.spent_by(&KIND).failures, warnings()),
+        (budget.spent_by(KIND).failures, warnings()),
         (120, 2),
         "it had fallen below 75"
     );
     advance(2 * HOUR).await;
-    assert_eq!(budget.spent_by(&KIND).failures, 0);
+    assert_eq!(budget.spent_by(KIND).failures, 0);
     assert!(budget.spent().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
-    let budget = FailureBudget::new(SenderPolicy::default().disable_after(60));
-    let service = failing(&budget);
-    assert_eq!(budget.spent_by(&KIND).disabled_in, None);
+    let budget = FailureBudget::new();
+    let service = failing_at(&budget, SenderPolicy::default().disable_after(60));
+    assert_eq!(budget.spent_by(KIND).disabled_in, None);
     // One in ten seconds, as long as it takes.
     for _ in 0..31 {
         fail(&service, 1).await;
         advance(10 * SECOND).await;
     }
-    let spent = budget.spent_by(&KIND);
+    let spent = budget.spent_by(KIND);
     let left = spent.disabled_in.unwrap();
     assert!(left > 250 * SECOND && left < 330 * SECOND, "{left:?}");
 
@@ -440,20 +456,20 @@ async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
         fail(&service, 1).await;
         advance(80 * SECOND).await;
     }
-    assert_eq!(budget.spent_by(&KIND).disabled_in, None);
+    assert_eq!(budget.spent_by(KIND).disabled_in, None);
     fail(&service, 61).await;
-    assert_eq!(budget.spent_by(&KIND).disabled_in, Some(Duration::ZERO));
+    assert_eq!(budget.spent_by(KIND).disabled_in, Some(Duration::ZERO));
 }
 
 #[tokio::test(start_paused = true)]
 async fn the_forecast_ends_when_failures_have_stopped() {
-    let budget = FailureBudget::new(SenderPolicy::default().disable_after(60));
-    let service = failing(&budget);
+    let budget = FailureBudget::new();
+    let service = failing_at(&budget, SenderPolicy::default().disable_after(60));
     for _ in 0..31 {
         fail(&service, 1).await;
         advance(10 * SECOND).await;
     }
-    let forecast = || budget.spent_by(&KIND).disabled_in;
+    let forecast = || budget.spent_by(KIND).disabled_in;
     let first = forecast().unwrap();
     // It does not count up meanwhile.
     advance(40 * SECOND).await;
@@ -461,18 +477,18 @@ async fn the_forecast_ends_when_failures_have_stopped() {
     assert!(later <= first + 10 * SECOND, "{first:?}, {later:?}");
     advance(20 * SECOND).await;
     assert_eq!(forecast(), None);
-    assert_eq!(budget.spent_by(&KIND).failures, 31);
+    assert_eq!(budget.spent_by(KIND).failures, 31);
     fail(&service, 1).await;
     assert!(forecast().is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_rule_failures_are_only_counted() {
-    let budget = FailureBudget::new(Sender::github().policy());
-    let service = failing(&budget);
+    let budget = FailureBudget::new();
+    let service = failing_at(&budget, Sender::github().policy());
     let log = Log::capture(Level::WARN);
     fail(&service, 600).await;
-    let spent = budget.spent_by(&KIND);
+    let spent = budget.spent_by(KIND);
     assert_eq!(
         spent.to_string(),
         "chat-rated: 600 failures in the last hour"
@@ -485,15 +501,18 @@ async fn without_a_rule_failures_are_only_counted() {
 
 #[tokio::test(start_paused = true)]
 async fn requests_without_proof_are_counted_apart() {
-    let budget = FailureBudget::default();
+    let (budget, own) = (FailureBudget::default(), RouteName::default());
     let service = failing(&budget);
     let log = Log::capture(Level::WARN);
     for number in 0..120 {
         let forged = delivery(BODY).kind(&format!("forged-{number}"));
         send(&service, forged.with(SIGNATURE, "0".repeat(64))).await;
     }
-    assert_eq!(budget.unverified().failures, 120);
-    assert_eq!(budget.unverified().reasons, [("invalid-signature", 120)]);
+    assert_eq!(budget.unverified(&own).failures, 120);
+    assert_eq!(
+        budget.unverified(&own).reasons,
+        [("invalid-signature", 120)]
+    );
     assert_eq!(budget.spent().len(), 1);
     assert_eq!(
         log.count(
@@ -503,11 +522,11 @@ async fn requests_without_proof_are_counted_apart() {
         1
     );
     assert_eq!(
-        budget.unverified().to_string(),
+        budget.unverified(&own).to_string(),
         "unverified: 120 of 500 failures in the last hour (24 %)"
     );
     for (until, share) in [(250, "50 %"), (400, "80 %"), (501, "more than 100 %")] {
-        for _ in budget.unverified().failures..until {
+        for _ in budget.unverified(&own).failures..until {
             send(&service, delivery(BODY).with(SIGNATURE, "0".repeat(64))).await;
         }
         let text = format!("{share} of the failure budget is reached by requests");
@@ -518,8 +537,11 @@ async fn requests_without_proof_are_counted_apart() {
 #[tokio::test(start_paused = true)]
 async fn forged_kinds_of_one_authentic_body_are_bounded() {
     let budget = FailureBudget::default();
-    let service = SignatureLayer::new(secret())
+    let layer = Webhooks::new(secret())
         .observer(budget.clone())
+        .into_signature_layer();
+    let service = layer
+        .unwrap()
         .layer(router([Step::Fail]).reject_unhandled());
     for number in 0..100 {
         send(&service, delivery(BODY).kind(&format!("forged-{number}"))).await;
@@ -535,7 +557,7 @@ async fn forged_kinds_of_one_authentic_body_are_bounded() {
         .iter()
         .find(|spent| spent.kind.as_ref().unwrap().as_str() == "other");
     assert_eq!(other.unwrap().failures, 68);
-    assert_eq!(budget.spent_by(&KIND).failures, 1);
+    assert_eq!(budget.spent_by(KIND).failures, 1);
 }
 
 fn listening(
@@ -559,7 +581,7 @@ async fn a_kind_that_is_expected_is_silent_when_it_does_not_come() {
     let watch = tokio::spawn(silence.clone().watch());
     let lines = || {
         (
-            log.count(Level::ERROR, "no event of this kind was delivered"),
+            log.count(Level::ERROR, "no event of chat-rated was delivered"),
             log.count(Level::INFO, "are delivered again"),
         )
     };
@@ -668,7 +690,7 @@ async fn events_are_counted_by_the_minute() {
         send(&service, delivery(BODY).key(key)).await;
         advance(pause).await;
     }
-    let minutes = recent.minutes()[&KIND];
+    let minutes = recent.minutes()[&KIND.into()];
     let seen = |ago: usize| {
         (
             minutes[59 - ago].handled,
@@ -680,10 +702,10 @@ async fn events_are_counted_by_the_minute() {
         [(1, 1), (1, 0), (1, 0), (0, 0)]
     );
     advance(29 * MINUTE).await;
-    assert_eq!(recent.minutes()[&KIND][59 - 29].handled, 1);
+    assert_eq!(recent.minutes()[&KIND.into()][59 - 29].handled, 1);
     advance(60 * MINUTE).await;
     assert!(
-        recent.minutes()[&KIND]
+        recent.minutes()[&KIND.into()]
             .iter()
             .all(|minute| minute.handled == 0)
     );
@@ -706,19 +728,19 @@ async fn a_threshold_is_not_logged_again_because_a_higher_one_was_left() {
     assert_eq!(lines(), (1, 1));
     advance(31 * MINUTE).await;
     fail(&service, 10).await;
-    assert_eq!((budget.spent_by(&KIND).failures, lines()), (290, (1, 1)));
+    assert_eq!((budget.spent_by(KIND).failures, lines()), (290, (1, 1)));
     fail(&service, 110).await;
     assert_eq!(lines(), (1, 2), "it had fallen below 300");
 }
 
 #[tokio::test(start_paused = true)]
 async fn verified_deliveries_without_a_kind_are_no_unverified_requests() {
-    let budget = FailureBudget::default();
+    let (budget, own) = (FailureBudget::default(), RouteName::default());
     let service = failing(&budget);
     for _ in 0..3 {
         send(&service, delivery(BODY).without(EVENT)).await;
     }
-    assert_eq!(budget.unverified().failures, 0);
+    assert_eq!(budget.unverified(&own).failures, 0);
     let spent = budget.spent();
     let seen: Vec<_> = spent
         .iter()
@@ -737,4 +759,240 @@ async fn two_deliveries_at_once_are_no_rhythm() {
     }
     advance(30 * DAY).await;
     assert!(silence.silent().is_empty());
+}
+
+/// A receiver for GitHub whose handlers all fail.
+fn github(
+    observer: impl Observer,
+    policy: SenderPolicy,
+) -> impl Service<
+    Request<Full<Bytes>>,
+    Response = http::Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
+    Error = std::convert::Infallible,
+    Future: Send,
+> + Clone {
+    let sender = Sender::github().with_policy(policy);
+    let webhooks = Webhooks::dangerously_unsigned().sender(sender);
+    let layer = webhooks.observer(observer).into_signature_layer().unwrap();
+    layer.layer(router(std::iter::repeat_n(Step::Fail, 10_000)))
+}
+
+/// One of a name that the chat platform has, too.
+fn from_github() -> Request<Full<Bytes>> {
+    let delivery = delivery(BODY).with("x-github-event", "chat-rated");
+    delivery.with("x-github-delivery", "1")
+}
+
+#[tokio::test]
+async fn each_observation_names_its_route_and_sender() {
+    #[derive(Default)]
+    struct Names(std::sync::Mutex<Vec<String>>);
+
+    impl Observer for Names {
+        fn observe(&self, observation: &Observation<'_>) {
+            let name = match observation {
+                Observation::Delivery(it) => format!("{} {}", it.route, it.sender.name()),
+                Observation::Attempt(it) => format!("attempt {}", it.route),
+                _ => return,
+            };
+            self.0.lock().unwrap().push(name);
+        }
+    }
+
+    let names = std::sync::Arc::new(Names::default());
+    let own = Webhooks::new(secret())
+        .observer(names.clone())
+        .layer(router([]));
+    send(&own, delivery(BODY).key("a")).await.assert_ok();
+    let signed = Webhooks::new(secret()).sender(Sender::github());
+    let other = signed
+        .observer(names.clone())
+        .into_signature_layer()
+        .unwrap();
+    let other = other.layer(router([]));
+    // Without a signature, it is refused.
+    assert_eq!(send(&other, from_github()).await.status, 401);
+    let other = github(names.clone(), Sender::github().policy());
+    send(&other, from_github()).await;
+    assert_eq!(
+        *names.0.lock().unwrap(),
+        [
+            "attempt chat-platform",
+            "chat-platform chat-platform",
+            "github github",
+            "github github",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_route_has_a_budget_of_its_own() {
+    let budget = FailureBudget::new();
+    let own = failing(&budget);
+    let other = github(budget.clone(), Sender::github().policy().disable_after(10));
+    let log = Log::capture(Level::WARN);
+    fail(&own, 99).await;
+    // The kind has a limit at each route: 2 of 10 are logged, and 99 of 500 are not.
+    let of: EventType = "github/chat-rated".parse().unwrap();
+    for (failures, text) in [
+        (2, "github/chat-rated: 20 % of the failure budget"),
+        (5, "github/chat-rated: 50 % of the failure budget"),
+        (11, "github/chat-rated: the failure budget is exceeded"),
+    ] {
+        while budget.spent_by(of.clone()).failures < failures {
+            send(&other, from_github()).await;
+        }
+        let lines = log.events();
+        let last = lines.iter().rfind(|line| line.contains_key("reasons"));
+        let last = last.unwrap();
+        assert!(last["message"].starts_with(text), "{last:?}");
+        let names = ["route", "sender", "kind"].map(|name| last[name].as_str());
+        assert_eq!(names, ["github", "github", "chat-rated"]);
+    }
+    assert_eq!(log.count(Level::WARN, "20 % of the failure budget"), 1);
+
+    let unsigned = Webhooks::new(secret()).sender(Sender::github());
+    let unsigned = unsigned
+        .observer(budget.clone())
+        .into_signature_layer()
+        .unwrap();
+    send(&unsigned.layer(router([])), from_github()).await;
+    let spent: Vec<_> = budget.spent().iter().map(ToString::to_string).collect();
+    assert_eq!(
+        spent,
+        [
+            "chat-rated: 99 of 500 failures in the last hour (20 %)",
+            "github/unverified: 1 of 10 failures in the last hour (10 %)",
+            "github/chat-rated: 11 of 10 failures in the last hour (110 %)",
+        ]
+    );
+    assert_eq!(budget.unverified(&of.route).failures, 1);
+    assert_eq!(budget.unverified(&RouteName::default()).failures, 0);
+    // Nobody has asked a route of this name, so it has no limit.
+    let unseen = budget.spent_by("gitlab/push".parse::<EventType>().unwrap());
+    assert_eq!((unseen.failures, unseen.limit), (0, None));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_type_is_silent_although_its_kind_arrives_at_another_route() {
+    let of: EventType = "github/chat-rated".parse().unwrap();
+    let silence = Silence::new().expect(of.clone(), HOUR).expect(KIND, HOUR);
+    let own = listening(&silence);
+    let other = github(silence.clone(), Sender::github().policy());
+    let log = Log::capture(Level::INFO);
+    let watch = tokio::spawn(silence.clone().watch());
+    let silent = || {
+        let silent = silence.silent().into_iter();
+        let types = silent.map(|it| EventType::new(it.route, it.kind).to_string());
+        types.collect::<Vec<_>>()
+    };
+    sleep(HOUR + 2 * MINUTE).await;
+    assert_eq!(silent(), ["chat-rated", "github/chat-rated"]);
+    send(&own, delivery(BODY)).await;
+    assert_eq!(silent(), ["github/chat-rated"]);
+    send(&other, from_github()).await;
+    assert!(silent().is_empty());
+    sleep(2 * MINUTE).await;
+    let lines = log.events();
+    let line = |text: &str| lines.iter().find(|line| line["message"].starts_with(text));
+    // Who sends is known from the first request on.
+    let first = line("no event of github/chat-rated was delivered").unwrap();
+    assert_eq!(
+        (&*first["route"], &*first["kind"]),
+        ("github", "chat-rated")
+    );
+    assert_eq!(first.get("sender"), None);
+    let again = line("events of github/chat-rated are delivered again").unwrap();
+    assert_eq!(again["sender"], "github");
+    watch.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn problems_and_minutes_are_kept_by_route() {
+    let recent = Recent::new();
+    let own = Webhooks::new(secret())
+        .observer(recent.clone())
+        .into_signature_layer()
+        .unwrap();
+    send(&own.layer(router([Step::Fail])), delivery(BODY)).await;
+    let other = github(recent.clone(), Sender::github().policy());
+    for _ in 0..2 {
+        send(&other, from_github()).await;
+    }
+    let problems = recent.problems().into_iter();
+    let mut problems: Vec<_> = problems
+        .map(|it| (it.route.to_string(), it.kind, it.count))
+        .collect();
+    problems.sort();
+    assert_eq!(
+        problems,
+        [
+            ("chat-platform".to_owned(), Some(KIND), 1),
+            ("github".to_owned(), Some(KIND), 2),
+        ]
+    );
+    let minutes = recent.minutes().into_iter();
+    let failed = minutes.map(|(of, minutes)| {
+        let failed = minutes.iter().map(|minute| minute.failed_deliveries);
+        (of.to_string(), failed.sum())
+    });
+    assert_eq!(
+        failed.collect::<Vec<(_, u32)>>(),
+        [
+            ("chat-rated".to_owned(), 1),
+            ("github/chat-rated".to_owned(), 2)
+        ]
+    );
+}
+
+/// A kind of one name at two routes is two series of a metric.
+#[cfg(feature = "metrics")]
+#[tokio::test(start_paused = true)]
+async fn metrics_are_recorded_by_route() {
+    use metrics_util::debugging::{DebugValue, DebuggingRecorder};
+    use tower_webhook::telemetry::Metrics;
+
+    let recorder = DebuggingRecorder::new();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+    let budget = FailureBudget::new();
+    let observer = std::sync::Arc::new((Metrics::new(), budget.clone()));
+    let own = Webhooks::new(secret())
+        .observer(observer.clone())
+        .into_signature_layer()
+        .unwrap();
+    send(&own.layer(router([Step::Fail])), delivery(BODY)).await;
+    let other = github(observer.clone(), Sender::github().policy());
+    for _ in 0..2 {
+        send(&other, from_github()).await;
+    }
+    let unsigned = Webhooks::new(secret()).sender(Sender::github());
+    let unsigned = unsigned.observer(observer).into_signature_layer().unwrap();
+    send(&unsigned.layer(router([])), from_github()).await;
+    budget.record_metrics();
+
+    let mut seen = Vec::new();
+    for (key, _, _, value) in recorder.snapshotter().snapshot().into_vec() {
+        let (_, key) = key.into_parts();
+        let labels: Vec<_> = key.labels().map(metrics::Label::value).collect();
+        let value = match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(value) if value != 0.0 => value.into_inner(),
+            _ => continue,
+        };
+        seen.push(format!("{} {}: {value}", key.name(), labels.join(" ")));
+    }
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "webhook_deliveries_total failed chat-platform chat-rated chat-platform: 1",
+            "webhook_deliveries_total failed github chat-rated github: 2",
+            "webhook_deliveries_total invalid-signature github unverified github: 1",
+            "webhook_failure_budget_limit chat-platform: 500",
+            "webhook_failure_budget_limit github: inf",
+            "webhook_failure_budget_spent chat-platform chat-rated: 1",
+            "webhook_failure_budget_spent github chat-rated: 2",
+            "webhook_unverified_failures github: 1",
+        ]
+    );
 }

@@ -9,12 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower::Layer;
 use tower_webhook::inbox::{Filter, Inbox, Page};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::{
-    EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, Webhooks,
-};
+use tower_webhook::{EventKind, EventRouter, HandlerResult, RawDelivery, Secret, Webhooks};
 use tower_webhook_sandbox::{Sandbox, Settings, Webhook};
 
 use support::Ready;
@@ -81,9 +78,9 @@ async fn accepted(inbox: &Inbox) -> HashMap<Digest, Vec<Digest>> {
 async fn seven_dark_days_cost_the_sender_nothing() {
     let crm = CrmDownAtFirst::default();
     // As long as the test, so that it can look at all events afterwards.
-    let inbox = Inbox::new(MemoryQueue::new()).retention(60 * DAY).unwrap();
-    let worker = inbox.worker(crm.router()).spawn();
-    let receiver = SignatureLayer::new(secret()).layer(inbox.accept());
+    let inbox = Inbox::new(MemoryQueue::new());
+    let receiver = Webhooks::new(secret()).retention(60 * DAY);
+    let (receiver, worker) = receiver.inbox(inbox.clone()).start(crm.router()).unwrap();
 
     let mut random = fastrand::Rng::with_seed(17);
     let rate: f64 =

@@ -9,12 +9,16 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
-use tower::Layer;
+use tower::{BoxError, Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::{Accept, EventState, Filter, Inbox, Page};
+use tower_webhook::inbox::internal::Tuning;
+use tower_webhook::inbox::{Accept, EventState, Filter, Inbox, OnFailure, Page, Retry, Worker};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
-use tower_webhook::{Delivery, EventRouter, HandlerResult, SignatureLayer};
+use tower_webhook::{
+    Delivery, EventRouter, EventType, HandlerResult, Outcome, RawDelivery, Receiver, Running,
+    SignatureLayer, Webhooks,
+};
 
 use super::delivery::{RequestExt, delivery, secret};
 use super::{MINUTE, SECOND, lock};
@@ -25,6 +29,88 @@ pub fn inbox() -> Inbox {
 
 pub fn webhooks(inbox: &Inbox) -> Signature<Accept> {
     SignatureLayer::new(secret()).layer(inbox.accept())
+}
+
+/// A receiver with other settings, whose events another route or process handles.
+pub fn accepting(inbox: &Inbox, webhooks: Webhooks) -> Receiver {
+    inbox.routes().accept(webhooks).unwrap()
+}
+
+/// A worker without a receiver, with its settings in one chain.
+#[must_use]
+pub struct Work<S> {
+    inbox: Inbox,
+    route: Webhooks,
+    service: S,
+}
+
+pub trait Works {
+    /// Handles the events of the chat platform's route with `service`.
+    fn work<S>(&self, service: S) -> Work<S>;
+}
+
+impl Works for Inbox {
+    fn work<S>(&self, service: S) -> Work<S> {
+        Work {
+            inbox: self.clone(),
+            route: Webhooks::without_secrets(),
+            service,
+        }
+    }
+}
+
+macro_rules! settings {
+    ($($setting:ident($($argument:ident: $type:ty),*);)*) => {$(
+        pub fn $setting(self $(, $argument: $type)*) -> Self {
+            self.set(|worker| worker.$setting($($argument),*))
+        }
+    )*};
+}
+
+impl<S> Work<S> {
+    fn set(mut self, set: impl FnOnce(Worker) -> Worker) -> Self {
+        self.inbox = self.inbox.worker(set);
+        self
+    }
+
+    settings! {
+        concurrency(events: usize);
+        retry(retry: Retry);
+        on_failure(rule: OnFailure);
+        on_failure_of(of: impl Into<EventType>, rule: OnFailure);
+        only(types: impl IntoIterator<Item = impl Into<EventType>>);
+        hold_lane_on_dead();
+        max_crashes(crashes: u32);
+        trip_after(lanes: usize);
+        poll_every(interval: Duration);
+    }
+
+    /// Sets what is set with the route.
+    pub fn route(mut self, set: impl FnOnce(Webhooks) -> Webhooks) -> Self {
+        self.route = set(self.route);
+        self
+    }
+
+    pub fn lease(self, lease: Duration) -> Self {
+        self.route(|route| route.lease(lease))
+    }
+
+    pub fn handler_timeout(self, limit: Duration) -> Self {
+        self.route(|route| route.handler_timeout(limit))
+    }
+
+    pub fn spawn<E>(self) -> Running
+    where
+        S: Service<RawDelivery, Response = Outcome, Error = E, Future: Send>
+            + Clone
+            + Send
+            + 'static,
+        E: Into<BoxError>,
+    {
+        let mut routes = self.inbox.routes();
+        routes.handle(self.route, self.service).unwrap();
+        routes.start().unwrap()
+    }
 }
 
 /// The event `n` of a chat.
@@ -54,7 +140,7 @@ impl NotingCrm {
 
     async fn handle(&self, delivery: Delivery<ChatRated>) -> HandlerResult {
         self.attempts.fetch_add(1, Ordering::SeqCst);
-        let running = Running(Arc::clone(&self.running));
+        let running = InProgress(Arc::clone(&self.running));
         let now = running.0.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_at_once.fetch_max(now, Ordering::SeqCst);
         let takes = *lock(&self.takes);
@@ -87,9 +173,9 @@ impl NotingCrm {
     }
 }
 
-struct Running(Arc<AtomicUsize>);
+struct InProgress(Arc<AtomicUsize>);
 
-impl Drop for Running {
+impl Drop for InProgress {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use tower_webhook::telemetry::{End, Observation, Observer};
+use tower_webhook::{EventKind, EventType, RouteName};
 
 use super::lock;
 
@@ -74,12 +75,21 @@ fn describe(observation: &Observation<'_>) -> String {
             format!("call {} {}: {error}", ended.target.name(), ended.operation)
         }
         Observation::AcceptedDead {
+            route,
             kind,
             event,
             reason,
-        } => format!("accepted dead {kind} {event}: {reason}"),
+        } => format!("accepted dead {} {event}: {reason}", of(route, kind)),
         Observation::Detached => "detached".into(),
-        Observation::Tripped { kind, is_tripped } => format!("tripped {kind} {is_tripped}"),
+        Observation::Tripped {
+            route,
+            kind,
+            is_tripped,
+        } => format!("tripped {} {is_tripped}", of(route, kind)),
         other => format!("{other:?}"),
     }
+}
+
+fn of(route: &RouteName, kind: &EventKind) -> EventType {
+    EventType::new(route.clone(), kind.clone())
 }

@@ -9,12 +9,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tower_webhook::inbox::internal::{
     AcceptEvents, Accepted, BulkStep, ChangeEvents, ClaimEvents, Claims, CountEvents, EventLease,
-    ForgetChats, Forgotten, Kinds, ListEvents, MeasureTables, Namespace, NewBulk, NewEvent,
-    PurgeEvents, SettleEvents, Settled, Settlement, Tables, Take, TakenEvent, forget_all,
+    ForgetChats, Forgotten, Kinds, ListEvents, MeasureTables, NewBulk, NewEvent, PurgeEvents,
+    SettleEvents, Settled, Settlement, Share, Tables, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{
     Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState, Failure, Filter,
-    Listed, Page, Queue, Stats, Which,
+    Listed, Page, Queue, Scope, Stats, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "postgres")]
@@ -48,6 +48,11 @@ macro_rules! calls {
 
             async fn discard(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError> {
                 self.change(ActionKind::Discard, id, from, by).await
+            }
+
+            /// Takes events of one route.
+            async fn claim_of(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims, StoreError> {
+                self.claim(&[take.clone().into()], limit, suspects).await
             }
 
             async fn forget_all(&self, chat: &str, by: &By) -> Result<u64, StoreError>
@@ -86,7 +91,7 @@ calls! {
         accept(event: NewEvent, take: Option<&Take>) -> Accepted;
     }
     claim: ClaimEvents {
-        claim(take: &Take, limit: usize, suspects: usize) -> Claims;
+        claim(of: &[Share], limit: usize, suspects: usize) -> Claims;
         take(id: EventId, take: &Take) -> Option<TakenEvent>;
     }
     settle: SettleEvents {
@@ -95,7 +100,7 @@ calls! {
     }
     change: ChangeEvents {
         change(kind: ActionKind, id: EventId, from: Option<EventState>, by: &By) -> Change;
-        pause(kind: Option<&EventKind>, note: Option<&str>, by: &By) -> ();
+        pause(of: &Scope, note: Option<&str>, by: &By) -> ();
         begin(bulk: &NewBulk, by: &By) -> i64;
         step(number: i64, step: &BulkStep) -> bool;
         cancel(number: i64, by: &By) -> bool;
@@ -146,7 +151,6 @@ queues! {
 /// An event without a key, a chat and a lane.
 pub fn new_event(kind: EventKind, body: impl Into<Bytes>) -> NewEvent {
     NewEvent {
-        namespace: Namespace::default(),
         delivery: RawDelivery::new(kind, body),
         key: None,
         guard: None,

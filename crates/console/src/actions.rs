@@ -9,8 +9,7 @@ use axum::extract::{Form, Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{By, Change, EventId, EventState};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Scope};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
@@ -329,22 +328,25 @@ pub(super) async fn cancel(
     Ok(Redirect::to(&view.url(format_args!("/actions/{number}"))))
 }
 
-/// The kind to pause or resume: all of them if it is empty.
+/// What is paused or resumed.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Paused {
-    kind: String,
+    /// A [`Scope`] as text.
+    of: String,
     /// Why it is paused.
     reason: String,
 }
 
 impl Paused {
-    pub(super) fn kind(&self) -> Result<Option<EventKind>, Problem> {
-        let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind));
-        match self.kind.as_str() {
-            "" => Ok(None),
-            kind => kind.parse().map(Some).map_err(wrong),
-        }
+    pub(super) fn scope(&self) -> Result<Scope, Problem> {
+        let wrong = |_| {
+            Problem::bad(format!(
+                "`{}` is neither an event type, such as `chat-rated` or `github/push`, nor a route, such as `github/`.",
+                self.of
+            ))
+        };
+        self.of.parse().map_err(wrong)
     }
 
     /// Who pauses, and why.
@@ -382,35 +384,29 @@ async fn set_paused(
     is_paused: bool,
 ) -> Answer {
     let Form(form) = form?;
-    let kind = form.kind()?;
+    let of = form.scope()?;
     let by = by(&view, headers, &form.reason);
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     let counts = view.console.counts.clone();
     let did = match is_paused {
-        true => Did::Paused(kind.clone()),
-        false => Did::Resumed(kind.clone()),
+        true => Did::Paused(of.clone()),
+        false => Did::Resumed(of.clone()),
     };
     let note = is_paused.then(|| form.note(&by)).transpose()?;
     in_task(async move {
         let set = match &note {
-            Some(note) => inbox.pause(kind.as_ref(), note).await,
-            None => inbox.resume(kind.as_ref()).await,
+            Some(note) => inbox.pause(of.clone(), note).await,
+            None => inbox.resume(of.clone()).await,
         };
         // The counts say what is paused. Also after an error, since the pause may have been stored before it.
         counts.forget();
         let actor = known(by.who());
-        let kind = kind.as_ref().map(tracing::field::display);
+        let of = (of != Scope::Everything).then(|| tracing::field::display(of));
         match &set {
-            Ok(()) => tracing::info!(
-                actor,
-                kind,
-                is_paused,
-                note,
-                "the console pauses or resumes"
-            ),
+            Ok(()) => tracing::info!(actor, of, is_paused, note, "the console pauses or resumes"),
             Err(error) => tracing::warn!(
                 actor,
-                kind,
+                of,
                 is_paused,
                 reason = Chain(error).to_string(),
                 "the console could not pause or resume"

@@ -81,10 +81,16 @@ fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
         _ => 0,
     };
     let is_counted = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
-    let Filter { states, kinds, .. } = filter;
+    let Filter {
+        states,
+        routes,
+        kinds,
+        ..
+    } = filter;
     // The counts know nothing of its other fields.
     let counted = Filter::default()
         .states(states.clone())
+        .routes(routes.clone())
         .kinds(kinds.clone());
     if *filter != counted {
         return None;
@@ -93,9 +99,12 @@ fn by_stats(stats: &Stats, filter: &Filter) -> Option<u64> {
     if states.is_empty() || !states.iter().all(is_counted) {
         return None;
     }
-    let of_kinds = stats.kinds.iter();
-    let of_kinds = of_kinds.filter(|it| kinds.is_empty() || kinds.contains(&it.kind));
-    let counts = of_kinds.flat_map(|kind| states.iter().map(move |state| count(kind, state)));
+    let matches = |it: &&KindStats| {
+        (routes.is_empty() || routes.contains(&it.route))
+            && (kinds.is_empty() || kinds.contains(&it.kind))
+    };
+    let of_types = stats.kinds.iter().filter(matches);
+    let counts = of_types.flat_map(|kind| states.iter().map(move |state| count(kind, state)));
     Some(counts.sum())
 }
 

@@ -162,6 +162,7 @@ fn line(record: &EventRecord, hides_payloads: bool) -> String {
     let event = &record.summary;
     let mut line = json!({
         "id": event.id.0,
+        "route": event.route.as_str(),
         "kind": event.kind.as_str(),
         "chat": event.chat,
         "key": event.key.as_ref().map(ToString::to_string),
@@ -188,6 +189,7 @@ fn line(record: &EventRecord, hides_payloads: bool) -> String {
 
 const COLUMNS: &[&str] = &[
     "id",
+    "route",
     "kind",
     "chat",
     "key",
@@ -214,6 +216,7 @@ fn row(record: &EventRecord, hides_payloads: bool) -> String {
     let last = record.failures.last();
     let known = [
         event.id.to_string(),
+        event.route.to_string(),
         event.kind.to_string(),
         event.chat.clone().unwrap_or_default(),
         event

@@ -7,6 +7,8 @@ use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use maud::Markup;
 use serde::Deserialize;
+use tower_webhook::EventType;
+use tower_webhook::RouteName;
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{Count, CountsOf, Recent, Series, minute_of};
 
@@ -21,8 +23,51 @@ use super::settings::Console;
 #[serde(default)]
 pub(super) struct Asked {
     range: String,
+    route: String,
     kind: String,
     until: String,
+}
+
+/// Of which events a history is: those of a route, of a kind, or of both. Of all of them by default.
+#[derive(Default, PartialEq)]
+pub(super) struct Chosen {
+    route: Option<String>,
+    kind: Option<String>,
+}
+
+impl Chosen {
+    pub(super) fn of(event_type: EventType) -> Self {
+        Self {
+            route: Some(event_type.route.to_string()),
+            kind: Some(event_type.kind.to_string()),
+        }
+    }
+
+    fn has(&self, count: &Count) -> bool {
+        let is_kind = |kind| count.kind.as_ref().is_some_and(|it| it.as_str() == kind);
+        let is_route = |route| count.route.as_str() == route;
+        self.route.as_deref().is_none_or(is_route) && self.kind.as_deref().is_none_or(is_kind)
+    }
+
+    /// Its fields in a query.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fields = [("route", &self.route), ("kind", &self.kind)];
+        let filled = fields.into_iter();
+        filled.filter_map(|(name, value)| Some((name, value.as_deref()?)))
+    }
+
+    /// Its name, if it is not that of all events.
+    pub(super) fn name(&self) -> Option<String> {
+        let own = RouteName::default();
+        // As an event type is written.
+        let has_kind = self.kind.is_some();
+        let route = self
+            .route
+            .as_deref()
+            .filter(|it| !has_kind || *it != own.as_str());
+        let parts: Vec<_> = route.into_iter().chain(self.kind.as_deref()).collect();
+        (!parts.is_empty()).then(|| parts.join("/"))
+    }
 }
 
 /// The time that a history covers, in minutes since 1970.
@@ -132,22 +177,15 @@ pub(super) async fn history(
         .bucket(range.bucket)
         .limit(MOST);
     let mut counts = counts(&view.console, of).await?;
-    let kinds = counts
-        .iter()
-        .filter_map(|count| count.kind.clone())
-        .collect();
-    let kind = text(&asked.kind);
-    // After the kinds were collected, so that the page offers the others, too.
-    if let Some(kind) = &kind {
-        counts.retain(|count| count.kind.as_ref().is_some_and(|it| it.as_str() == *kind));
-    }
-    Ok(page::history(
-        &view,
-        &range,
-        kind.as_deref(),
-        &kinds,
-        &counts,
-    ))
+    let event_type = |count: &Count| Some(EventType::new(count.route.clone(), count.kind.clone()?));
+    let types = counts.iter().filter_map(event_type).collect();
+    let chosen = Chosen {
+        route: text(&asked.route),
+        kind: text(&asked.kind),
+    };
+    // After the types were collected, so that the page offers the others, too.
+    counts.retain(|count| chosen.has(count));
+    Ok(page::history(&view, &range, &chosen, &types, &counts))
 }
 
 pub(super) async fn refusals(

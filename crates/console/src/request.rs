@@ -4,9 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use http::HeaderValue;
 use serde::Deserialize;
-use tower_webhook::EventKind;
-use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Inbox, Page, Seen};
+use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Inbox, Page, Scope, Seen};
+use tower_webhook::{EventKind, IdempotencyKey, RouteName};
 
 use super::bulk::Action;
 use super::page::clamped;
@@ -57,6 +56,7 @@ const LONGEST_TEXT: usize = 200;
 #[serde(default)]
 pub(super) struct Search {
     pub(super) state: String,
+    pub(super) route: String,
     pub(super) kind: String,
     pub(super) chat: String,
     pub(super) key: String,
@@ -124,6 +124,12 @@ impl Search {
                 Filter::default().states(states).accepted(from, until)
             }
         };
+        for route in self.route.split_whitespace() {
+            let wrong = |_| Problem::bad(format!("`{route}` is not the name of a route."));
+            filter
+                .routes
+                .push(route.parse::<RouteName>().map_err(wrong)?);
+        }
         for kind in self.kind.split_whitespace() {
             let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
             filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
@@ -193,6 +199,7 @@ impl Search {
         };
         Self {
             state,
+            route: joined(&filter.routes),
             kind: joined(&filter.kinds),
             chat: filter.chat.clone().unwrap_or_default(),
             key: filter
@@ -221,6 +228,7 @@ impl Search {
     pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, &str)> {
         let fields = [
             ("state", &self.state),
+            ("route", &self.route),
             ("kind", &self.kind),
             ("chat", &self.chat),
             ("key", &self.key),
@@ -284,24 +292,23 @@ fn joined(names: &[impl ToString]) -> String {
 #[derive(Clone, Debug)]
 pub(super) enum Did {
     Changed(Action, Vec<EventId>),
-    Paused(Option<EventKind>),
-    Resumed(Option<EventKind>),
+    Paused(Scope),
+    Resumed(Scope),
 }
 
 impl Did {
     /// Adds it to the path of a page, which may have a query.
     pub(super) fn at(&self, path: &str) -> String {
-        let kind = |kind: &Option<EventKind>| kind.as_ref().map(ToString::to_string);
         let (name, of) = match self {
             Self::Changed(action, ids) => {
                 let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
-                (action.name(), Some(ids.join(".")))
+                (action.name(), ids.join("."))
             }
-            Self::Paused(of) => ("pause", kind(of)),
-            Self::Resumed(of) => ("resume", kind(of)),
+            Self::Paused(of) => ("pause", of.to_string()),
+            Self::Resumed(of) => ("resume", of.to_string()),
         };
         let mut did = form_urlencoded::Serializer::new(String::new());
-        did.append_pair("did", &format!("{name}:{}", of.unwrap_or_default()));
+        did.append_pair("did", &format!("{name}:{of}"));
         let and = if path.contains('?') { '&' } else { '?' };
         format!("{path}{and}{}", did.finish())
     }
@@ -310,13 +317,9 @@ impl Did {
         let mut pairs = form_urlencoded::parse(query.as_bytes());
         let (_, did) = pairs.find(|(name, _)| name == "did")?;
         let (name, of) = did.split_once(':')?;
-        let kind = || match of {
-            "" => Some(None),
-            of => of.parse().ok().map(Some),
-        };
         match name {
-            "pause" => kind().map(Self::Paused),
-            "resume" => kind().map(Self::Resumed),
+            "pause" => of.parse().ok().map(Self::Paused),
+            "resume" => of.parse().ok().map(Self::Resumed),
             name => {
                 // Anybody can write a URL, so it names no more events than a list has.
                 let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();

@@ -383,14 +383,14 @@ async fn done(
     Ok(page::actions(&view, &actions, is_more))
 }
 
-/// Asks before a kind or everything is paused.
+/// Asks before an event type, a route or everything is paused.
 async fn confirm_pause(
     Extension(view): Extension<View>,
     paused: Result<Query<Paused>, QueryRejection>,
 ) -> Answer {
     let Query(paused) = paused?;
     inbox(&view.console)?;
-    Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
+    Ok(page::confirm_pause(&view, &paused.scope()?))
 }
 
 /// Asks before all events that match are changed.
@@ -445,9 +445,8 @@ mod tests {
     use tracing::subscriber::DefaultGuard;
 
     use super::*;
-    use tower_webhook::EventKind;
     use tower_webhook::inbox::internal::{BulkStep, ChangeEvents, ListEvents, NewBulk};
-    use tower_webhook::inbox::{Action, ActionKind, By, Change, EventRecord, Queue};
+    use tower_webhook::inbox::{Action, ActionKind, By, Change, EventRecord, Queue, Scope};
     use tower_webhook::memory::MemoryQueue;
 
     /// A search for the newest events stops early, and records panic. A pause waits for a permit, and so does a step of a
@@ -504,14 +503,9 @@ mod tests {
             self.queue.change.change(kind, id, from, by).await
         }
 
-        async fn pause(
-            &self,
-            kind: Option<&EventKind>,
-            note: Option<&str>,
-            by: &By,
-        ) -> Result<(), StoreError> {
+        async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<(), StoreError> {
             let _permit = self.permits.acquire().await;
-            self.queue.change.pause(kind, note, by).await
+            self.queue.change.pause(of, note, by).await
         }
 
         async fn begin(&self, bulk: &NewBulk, by: &By) -> Result<i64, StoreError> {

@@ -43,13 +43,13 @@ impl Console {
         self
     }
 
-    /// Shows the failed deliveries of the last hour, against the platform's limit.
+    /// Shows the failed deliveries of the last hour, against the limit of their sender.
     pub fn budget(mut self, budget: FailureBudget) -> Self {
         self.budget = Some(budget);
         self
     }
 
-    /// Shows which kinds are silent.
+    /// Shows which event types are silent.
     pub fn silence(mut self, silence: Silence) -> Self {
         self.silence = Some(silence);
         self

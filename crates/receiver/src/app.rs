@@ -23,7 +23,7 @@ use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
 use tower_webhook::telemetry::Recent;
-use tower_webhook::{EventRouter, Running, Webhooks};
+use tower_webhook::{ConfigError, EventRouter, Running, Webhooks};
 #[cfg(feature = "console")]
 use tower_webhook_console::Console;
 
@@ -162,10 +162,9 @@ where
         built.consoles.push((name(&routes), console));
     }
     for route in routes {
-        let observer = setup.telemetry.observer(Some(&route.sender));
         let (service, running) = webhooks(setup.args, &route)
             .store(store.clone())
-            .observer((observer, recent.clone()))
+            .observer((setup.telemetry.observer(), recent.clone()))
             .in_flight_wait(in_flight_wait(setup.args))
             .start(router(&events(setup, &route)))?;
         let (app, reload) = mount(built.app, &route.path, service, Signature::with_sender);
@@ -275,38 +274,41 @@ fn with_queue(
     queue: impl Into<Queue>,
 ) -> anyhow::Result<Built> {
     let args = setup.args;
-    let inbox = Inbox::new(queue).keep_headers(kept_headers(args));
-    let recent = Recent::new();
-    #[cfg(feature = "console")]
-    {
-        let observer = (setup.telemetry.observer(None), recent.clone());
-        let inbox = inbox.clone().observer(observer);
-        let console = setup.telemetry.console();
-        let console = console.inbox(inbox).recent(recent.clone());
-        built.consoles.push((name(&routes), console));
-    }
     let on_failure = match args.handling.on_failure {
         crate::args::OnFailure::Block => OnFailure::Block,
         crate::args::OnFailure::Skip => OnFailure::Skip,
     };
     let retry = Retry::default().give_up_after(Duration::from_secs(args.handling.retry_for));
+    let inbox = Inbox::new(queue)
+        .keep_headers(kept_headers(args))
+        .worker(|worker| {
+            worker
+                .concurrency(args.handling.of_events().concurrency)
+                .retry(retry)
+                .on_failure(on_failure)
+        });
+    let recent = Recent::new();
+    #[cfg(feature = "console")]
+    {
+        let console = setup.telemetry.console();
+        let console = console.inbox(inbox.clone()).recent(recent.clone());
+        built.consoles.push((name(&routes), console));
+    }
+    let mut of_inbox = inbox.routes();
+    // The first route sets it for all.
+    let mut observer = Some((setup.telemetry.observer(), recent));
     for route in routes {
-        let observer = setup.telemetry.observer(Some(&route.sender));
-        let (service, running) = webhooks(args, &route)
-            .inbox(inbox.clone())
-            .observer((observer, recent.clone()))
-            .worker(|worker| {
-                worker
-                    .concurrency(args.handling.of_events().concurrency)
-                    .retry(retry)
-                    .on_failure(on_failure)
-            })
-            .start(router(&events(setup, &route)))?;
+        let mut webhooks = webhooks(args, &route);
+        if let Some(observer) = observer.take() {
+            webhooks = webhooks.observer(observer);
+        }
+        let service = of_inbox.add(webhooks, router(&events(setup, &route)))?;
         let (app, reload) = mount(built.app, &route.path, service, Receiver::with_sender);
         built.app = app;
-        built.handling.inboxes.push(recorded(setup, running));
         built.routes.push((route, reload));
     }
+    let running = of_inbox.start()?;
+    built.handling.inboxes.push(recorded(setup, running));
     Ok(built)
 }
 
@@ -318,12 +320,21 @@ fn name(routes: &[Route]) -> String {
 }
 
 /// Shorter than the lease, however short that is.
-pub(crate) fn in_flight_wait(args: &Options) -> Duration {
+fn in_flight_wait(args: &Options) -> Duration {
     Duration::from_secs(5).min(Duration::from_secs(args.kept.lease) / 2)
 }
 
+/// Whether the settings of a route can be used.
+pub(crate) fn check(args: &Options, route: &Route) -> Result<(), ConfigError> {
+    let webhooks = webhooks(args, route).store(MokaStore::new());
+    webhooks
+        .in_flight_wait(in_flight_wait(args))
+        .into_layers()
+        .map(drop)
+}
+
 /// The settings for a store and for an inbox.
-pub(crate) fn webhooks(args: &Options, route: &Route) -> Webhooks {
+fn webhooks(args: &Options, route: &Route) -> Webhooks {
     let mut webhooks = match &route.secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
@@ -344,7 +355,7 @@ pub(crate) fn webhooks(args: &Options, route: &Route) -> Webhooks {
         .sender(route.sender.clone())
         .max_body(args.limits.max_body as usize)
         .max_buffered(args.limits.max_buffered.max(args.limits.max_body) as usize)
-        .namespace(&route.namespace)
+        .name(route.name.clone())
         .handler_timeout(Duration::from_secs(args.handling.handler_timeout))
         .lease(Duration::from_secs(args.kept.lease))
 }

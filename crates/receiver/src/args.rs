@@ -7,10 +7,9 @@ use std::thread;
 use std::time::Duration;
 
 use axum::http::{HeaderName, Uri};
-use clap::builder::NonEmptyStringValueParser;
 use clap::{ArgGroup, Args, ValueEnum, value_parser};
-use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
+use tower_webhook::{EventType, RouteName, Secret};
 
 use crate::log::Format;
 use crate::senders::Which;
@@ -48,12 +47,12 @@ pub(crate) struct Listening {
     /// A file with several routes, each with a path, a sender and secrets of its own
     ///
     /// In JSON, as in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]},
-    /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`,
+    /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `name`,
     /// `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
     /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
-        "secret_file", "demo", "dangerously_unsigned", "namespace", "keep_only", "exec", "forward"])]
+        "secret_file", "demo", "dangerously_unsigned", "name", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,
 
     #[command(flatten)]
@@ -160,12 +159,13 @@ pub(crate) struct Kept {
     #[arg(long, value_name = "KIND", value_delimiter = ',')]
     pub(crate) keep_only: Vec<EventKind>,
 
-    /// The name of this receiver's keys in a store that others share
+    /// The name of the route, by which its keys and events are kept; by default, the name of the sender
     ///
-    /// Receivers with the same store and namespace share their work: an event that one has handled is not
-    /// handled by another. Receivers of different webhooks or accounts need different namespaces.
-    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) namespace: Option<String>,
+    /// Receivers with the same store or inbox and name share their work: an event that one has handled is not
+    /// handled by another. A second account of a sender needs another name. Events that are unsettled wait for a
+    /// receiver of their name, so do not change it meanwhile.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<RouteName>,
 
     /// How long a key stays claimed after its receiver has crashed; at most 599
     ///
@@ -208,7 +208,8 @@ pub(crate) struct Handling {
 
     /// How many commands or requests run at a time; by default four for each CPU
     ///
-    /// While an event waits for its turn, its time limit runs. With --inbox, events wait in the inbox instead.
+    /// While an event waits for its turn, its time limit runs. With --inbox, events wait in the inbox instead, and the
+    /// routes of one inbox share the number.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
     pub(crate) concurrency: Option<u16>,
 
@@ -326,7 +327,7 @@ pub(crate) struct Monitoring {
     /// A command that is run when events have become dead letters, by `sh -c`; only with --inbox
     ///
     /// It receives a line of JSON on standard input: `dead_letters`, their number since the last line, and `events`, the
-    /// first 100 of them, each with `event`, `kind`, `outcome` and `reason`. It is run as that of --exec, at most once in
+    /// first 100 of them, each with `event`, `route`, `kind`, `outcome` and `reason`. It is run as that of --exec, at most once in
     /// --notify-every, and killed after --handler-timeout. If it fails, that is logged. What is not told when the
     /// receiver stops is lost.
     #[arg(long, requires = "later", value_name = "COMMAND", value_parser = command)]
@@ -335,8 +336,8 @@ pub(crate) struct Monitoring {
     /// A command that is run when alarms begin, become worse or end, by `sh -c`
     ///
     /// It receives a line of JSON on standard input: `alarms`, all of now, and `ended`. Each has `alarm`
-    /// (`failure-budget`, `unverified-requests`, `silent`, `tripped`, `spool-full` or `spool-not-flushed`) and `kind`, and one
-    /// of now its `severity`, for failures of the last hour `failures`, `limit` and `disabled_in_seconds`, and for a spool
+    /// (`failure-budget`, `unverified-requests`, `silent`, `tripped`, `spool-full` or `spool-not-flushed`), `route` and `kind`, and
+    /// one of now its `severity`, for failures of the last hour `failures`, `limit` and `disabled_in_seconds`, and for a spool
     /// `events` and `full_in_seconds`. It is run as that of --on-dead.
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     pub(crate) on_alarm: Option<String>,
@@ -349,13 +350,14 @@ pub(crate) struct Monitoring {
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     pub(crate) log_format: Format,
 
-    /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
+    /// Log an error when no event of a type is delivered for so many hours, because its webhook may have been disabled
     ///
-    /// Repeat it for several kinds, or separate them by commas. Choose more hours than a night or a weekend without events, at most 8760. For other
-    /// kinds, the receiver learns the longest time between two events, and logs an error after twice that time, at least
+    /// A type is that of an event, such as `chat-rated`, and at another route than the chat platform's, with the name of the
+    /// route in front, such as `github/push`. Repeat it for several types, or separate them by commas. Choose more hours
+    /// than a night or a weekend without events, at most 8760. For other types, the receiver learns the longest time between two events, and logs an error after twice that time, at least
     /// one hour. It learns for a week after each start.
-    #[arg(long, value_name = "KIND=HOURS", value_delimiter = ',', value_parser = telemetry::expected)]
-    pub(crate) expect: Vec<(EventKind, Duration)>,
+    #[arg(long, value_name = "TYPE=HOURS", value_delimiter = ',', value_parser = telemetry::expected)]
+    pub(crate) expect: Vec<(EventType, Duration)>,
 }
 
 /// The default of `--retry-for`.

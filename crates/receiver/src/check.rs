@@ -4,12 +4,10 @@ use std::fmt;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use tower_webhook::EventRouter;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::Inbox;
-use tower_webhook::memory::MokaStore;
 
-use crate::app::{in_flight_wait, webhooks};
+use crate::app;
 use crate::args::Options;
 use crate::cli::misused;
 use crate::connections::bind;
@@ -26,11 +24,8 @@ pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
     for route in routes {
         if args.listening.config.is_some() {
             let (path, sender) = (&route.path, route.sender.name());
-            let namespace = &route.namespace;
-            say(
-                "route",
-                format!("{path}, for {sender}, in the namespace `{namespace}`"),
-            )?;
+            let name = &route.name;
+            say("route", format!("{path}, for {sender}, named `{name}`"))?;
         }
         match &route.secrets {
             None => say("secrets", "none: deliveries are not verified")?,
@@ -71,12 +66,7 @@ pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
 }
 
 async fn check_route(args: &Options, route: Route) -> anyhow::Result<()> {
-    // The same settings with a store that starts nothing.
-    let settings = webhooks(args, &route)
-        .store(MokaStore::new())
-        .in_flight_wait(in_flight_wait(args))
-        .start(EventRouter::new());
-    if let Err(error) = settings {
+    if let Err(error) = app::check(args, &route) {
         misused(chain(&error));
     }
     let what = if route.is_inbox { "inbox" } else { "store" };

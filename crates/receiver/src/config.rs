@@ -8,11 +8,12 @@ use axum::http::Uri;
 use serde::de::{self, DeserializeOwned};
 use serde::{Deserialize, Deserializer};
 use toml::de::DeTable;
-use tower_webhook::{EventKind, Secrets, SignatureLayer};
+use tower_webhook::{EventKind, RouteName, Secrets};
 
+use crate::app;
 use crate::args::{self, Options};
 use crate::forward;
-use crate::route::{Route, default_namespace, place};
+use crate::route::{Route, default_name, place};
 use crate::senders::Which;
 use crate::store::Place;
 use crate::text::chain;
@@ -34,8 +35,8 @@ struct Entry {
     sender_token_file: Option<PathBuf>,
     header_prefix: Option<String>,
     secret_file: PathBuf,
-    #[serde(default, deserialize_with = "namespace")]
-    namespace: Option<String>,
+    #[serde(default, deserialize_with = "name")]
+    name: Option<RouteName>,
     #[serde(default, deserialize_with = "kinds")]
     keep_only: Vec<EventKind>,
     #[serde(default, deserialize_with = "inbox")]
@@ -141,10 +142,6 @@ impl Entry {
             .map_err(|error| format!("`sender`: {}", chain(error.as_ref())))?;
         let secrets = Secrets::from_file(&self.secret_file)
             .map_err(|error| format!("`secret-file`: {}", chain(&error)))?;
-        SignatureLayer::new(secrets.clone())
-            .sender(sender.clone())
-            .map(drop)
-            .map_err(|error| format!("`sender`: {}", chain(&error)))?;
         let (place, is_inbox) = match (self.inbox, self.store) {
             (Some(_), Some(_)) => return Err("`inbox` takes the place of `store`".to_owned()),
             (Some(inbox), None) => (inbox, true),
@@ -154,12 +151,9 @@ impl Entry {
         if self.exec.is_some() && self.forward.is_some() {
             return Err("`forward` takes the place of `exec`".to_owned());
         }
-        Ok(Route {
+        let route = Route {
             path: self.path,
-            namespace: {
-                let default = || default_namespace(&which, &sender);
-                self.namespace.unwrap_or_else(default)
-            },
+            name: self.name.unwrap_or_else(|| default_name(&sender)),
             keep_only: self.keep_only,
             which,
             sender,
@@ -169,7 +163,9 @@ impl Entry {
             is_inbox,
             exec: self.exec,
             forward: self.forward,
-        })
+        };
+        app::check(args, &route).map_err(|error| format!("`sender`: {}", chain(&error)))?;
+        Ok(route)
     }
 }
 
@@ -179,12 +175,8 @@ fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     parsed(from, "path", args::path)
 }
 
-fn namespace<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
-    let given = |text: &str| match text {
-        "" => Err("it is empty: leave it out for the sender's name"),
-        _ => Ok(text.to_owned()),
-    };
-    parsed(from, "namespace", given).map(Some)
+fn name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<RouteName>, D::Error> {
+    parsed(from, "name", str::parse).map(Some)
 }
 
 fn kinds<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<EventKind>, D::Error> {

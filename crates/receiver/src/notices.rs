@@ -11,6 +11,7 @@ use tower_webhook::event::EventKind;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{End, FailureBudget, Observation, Observer, Silence, Spent};
+use tower_webhook::{EventType, RouteName};
 
 use crate::args::Options;
 use crate::exec::Exec;
@@ -26,7 +27,7 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(crate) struct Notices {
     dead: Mutex<Dead>,
     has_dead: Notify,
-    tripped: Mutex<BTreeSet<EventKind>>,
+    tripped: Mutex<BTreeSet<EventType>>,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
     spool: std::sync::OnceLock<Spooled>,
 }
@@ -115,8 +116,7 @@ impl Notices {
     /// The alarms of now.
     fn alarms(&self, budget: &FailureBudget, silence: &Silence) -> BTreeMap<Name, Value> {
         let mut alarms = BTreeMap::new();
-        let mut add = |name: &'static str, kind: Option<&EventKind>, of: Value| {
-            let name = (name, kind.map(ToString::to_string));
+        let mut add = |name: Name, of: Value| {
             let mut alarm = described(&name);
             if let (Some(alarm), Value::Object(of)) = (alarm.as_object_mut(), of) {
                 alarm.extend(of);
@@ -128,15 +128,17 @@ impl Notices {
                 Some(_) => "failure-budget",
                 None => "unverified-requests",
             };
-            add(name, spent.kind.as_ref(), of_budget(spent));
+            let (route, kind) = (spent.route.clone(), spent.kind.clone());
+            add((name, Some(route), kind), of_budget(spent));
         }
         for silent in silence.silent() {
             let quiet = silent.quiet_for.as_secs();
             let of = json!({ "severity": "critical", "quiet_seconds": quiet });
-            add("silent", Some(&silent.kind), of);
+            add(("silent", Some(silent.route), Some(silent.kind)), of);
         }
-        for kind in &*lock(&self.tripped) {
-            add("tripped", Some(kind), json!({ "severity": "critical" }));
+        for of in &*lock(&self.tripped) {
+            let name = ("tripped", Some(of.route.clone()), Some(of.kind.clone()));
+            add(name, json!({ "severity": "critical" }));
         }
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
         if let Some(status) = self.spool.get().map(Spooled::status) {
@@ -149,21 +151,22 @@ impl Notices {
                 || status.bytes > status.limit / 10 * 9;
             // Between two measurements, the bytes are estimated: an empty file is not nearly full.
             if is_soon_full && status.events > 0 {
-                add("spool-full", None, of.clone());
+                add(("spool-full", None, None), of.clone());
             }
             if status.oldest > Some(SPOOL_FLUSHED_WITHIN) {
-                add("spool-not-flushed", None, of);
+                add(("spool-not-flushed", None, None), of);
             }
         }
         alarms
     }
 }
 
-/// The name of an alarm, and its kind.
-type Name = (&'static str, Option<String>);
+/// The name of an alarm, and its route and kind.
+type Name = (&'static str, Option<RouteName>, Option<EventKind>);
 
-fn described((name, kind): &Name) -> Value {
-    json!({ "alarm": name, "kind": kind })
+fn described((name, route, kind): &Name) -> Value {
+    let (route, kind) = (route.as_ref(), kind.as_ref());
+    json!({ "alarm": name, "route": route.map(RouteName::as_str), "kind": kind.map(EventKind::as_str) })
 }
 
 fn of_budget(spent: &Spent) -> Value {
@@ -196,23 +199,33 @@ impl Pace {
 
 impl Observer for Notices {
     fn observe(&self, observation: &Observation<'_>) {
-        let (kind, event, outcome, reason) = match observation {
+        let (route, kind, event, outcome, reason) = match observation {
             Observation::Attempt(ended) => match (ended.end(), ended.failure()) {
-                (Some(End::Dead), Some(failure)) => {
-                    (ended.kind, ended.event, &*failure.outcome, &*failure.reason)
-                }
+                (Some(End::Dead), Some(it)) => (
+                    ended.route,
+                    ended.kind,
+                    ended.event,
+                    &*it.outcome,
+                    &*it.reason,
+                ),
                 _ => return,
             },
             Observation::AcceptedDead {
+                route,
                 kind,
                 event,
                 reason,
-            } => (*kind, Some(*event), "undecodable", *reason),
-            Observation::Tripped { kind, is_tripped } => {
+            } => (*route, *kind, Some(*event), "undecodable", *reason),
+            Observation::Tripped {
+                route,
+                kind,
+                is_tripped,
+            } => {
+                let of = EventType::new((*route).clone(), (*kind).clone());
                 let mut tripped = lock(&self.tripped);
                 match is_tripped {
-                    true => tripped.insert((*kind).clone()),
-                    false => tripped.remove(kind),
+                    true => tripped.insert(of),
+                    false => tripped.remove(&of),
                 };
                 return;
             }
@@ -221,8 +234,9 @@ impl Observer for Notices {
         let mut dead = lock(&self.dead);
         dead.count += 1;
         if dead.events.len() < MOST {
-            let event = json!({ "event": event, "kind": kind.as_str(), "outcome": outcome, "reason": reason });
-            dead.events.push(event);
+            dead.events.push(json!({
+                "event": event, "route": route.as_str(), "kind": kind.as_str(), "outcome": outcome, "reason": reason,
+            }));
         }
         drop(dead);
         self.has_dead.notify_one();

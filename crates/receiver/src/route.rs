@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use axum::http::Uri;
-use tower_webhook::{EventKind, Secrets, Sender};
+use tower_webhook::{EventKind, RouteName, Secrets, Sender};
 
 use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
@@ -22,7 +22,7 @@ pub(crate) struct Route {
     /// Without any, nothing is verified.
     pub(crate) secrets: Option<Secrets>,
     pub(crate) secret_file: Option<PathBuf>,
-    pub(crate) namespace: String,
+    pub(crate) name: RouteName,
     /// The kinds that are kept: all without any.
     pub(crate) keep_only: Vec<EventKind>,
     pub(crate) place: Place,
@@ -63,15 +63,27 @@ pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<Strin
             (routes, None)
         }
     };
-    warn_of_unknown(args, &routes);
+    check_types(args, &routes);
     Ok((routes, random))
 }
 
-/// Warns of kinds to expect, or to keep, that the platform does not have. Those of other senders are not known.
-fn warn_of_unknown(args: &Options, routes: &[Route]) {
+/// Exits if an event type is expected at another route. Warns of kinds to expect, or to keep, that the platform does not
+/// have. Those of other senders are not known.
+fn check_types(args: &Options, routes: &[Route]) {
     let unknown = |kind| kinds::unknown(kind, BTreeSet::new());
-    for (kind, _) in &args.monitoring.expect {
-        if let Some(unknown) = unknown(kind) {
+    for (of, _) in &args.monitoring.expect {
+        let Some(route) = routes.iter().find(|route| route.name == of.route) else {
+            let names: Vec<_> = routes.iter().map(|it| format!("`{}`", it.name)).collect();
+            misused(format!(
+                "`--expect` names the type `{of}` of the route `{}`, and the receiver has {}: write the name of a route in \
+                 front of the type, such as `{}/{}`",
+                of.route,
+                names.join(", "),
+                routes[0].name,
+                of.kind
+            ))
+        };
+        if let Some(unknown) = unknown(&of.kind).filter(|_| route.which.is_platform()) {
             tracing::warn!("--expect: {unknown}");
         }
     }
@@ -86,11 +98,11 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
     let (secrets, random) = secrets(args)?;
     let which = args.listening.which.clone();
     let sender = which.sender();
-    let given = args.kept.namespace.clone();
+    let given = args.kept.name.clone();
     let (place, is_inbox) = place(args);
     let route = Route {
         path: args.listening.path.clone(),
-        namespace: given.unwrap_or_else(|| default_namespace(&which, &sender)),
+        name: given.unwrap_or_else(|| default_name(&sender)),
         keep_only: args.kept.keep_only.clone(),
         which,
         sender,
@@ -104,12 +116,9 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
     Ok((route, random))
 }
 
-/// That of the chat platform is empty.
-pub(crate) fn default_namespace(which: &Which, sender: &Sender) -> String {
-    match which.is_platform() {
-        true => String::new(),
-        false => sender.name().to_owned(),
-    }
+/// The name of a sender can be that of a route.
+pub(crate) fn default_name(sender: &Sender) -> RouteName {
+    sender.name().parse().unwrap_or_default()
 }
 
 /// Where keys or events are kept by the options, and whether that is an inbox.
@@ -128,7 +137,7 @@ pub(crate) fn place(args: &Options) -> (Place, bool) {
 /// Whether the routes can be served together.
 fn check(routes: &[Route], args: &Options) -> Result<(), String> {
     let mut paths = HashMap::new();
-    let mut namespaces = HashMap::new();
+    let mut names = HashMap::new();
     for (index, route) in routes.iter().enumerate() {
         let (number, path) = (index + 1, &route.path);
         if let Some(other) = paths.insert(path, number) {
@@ -136,16 +145,16 @@ fn check(routes: &[Route], args: &Options) -> Result<(), String> {
                 "the routes {other} and {number} have the same `path`, `{path}`"
             ));
         }
-        let namespace = &route.namespace;
+        let name = &route.name;
         // Two URLs of a server may be one.
         let place = match &route.place {
             place if place.is_server() => String::new(),
             place => place.identity(),
         };
-        if let Some(other) = namespaces.insert((place, namespace), path) {
+        if let Some(other) = names.insert((place, name), path) {
             return Err(format!(
-                "the routes `{other}` and `{path}` have the same namespace, `{namespace}`, in {}: keys of one would be \
-                 duplicates for the other, so set another `namespace`",
+                "the routes `{other}` and `{path}` have the same name, `{name}`, in {}: keys of one would be duplicates for \
+                 the other, so set another `name`",
                 route.place
             ));
         }

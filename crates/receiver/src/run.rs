@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     let setup = Setup {
         args,
         output: &output,
-        telemetry: Telemetry::start(args, &routes).await?,
+        telemetry: Telemetry::start(args).await?,
     };
     let Built {
         app,
@@ -144,7 +144,7 @@ fn announce(args: &Options, route: &Route, max_connections: usize) {
         inbox = route.is_inbox.then(|| display(&route.place)),
         store = (!route.is_inbox).then(|| display(&route.place)),
         sender = route.sender.name(),
-        namespace = route.namespace,
+        route = %route.name,
         keep_only = (!route.keep_only.is_empty()).then(|| debug(&route.keep_only)),
         action = route.action(),
         concurrency = limits.concurrency,

@@ -35,7 +35,7 @@ pub(crate) struct Which {
     /// The sender, if it is not the chat platform: a name that `receiver senders` lists, or a file such as ./acme.toml
     ///
     /// The file has a description in TOML if its name ends with `.toml`, or else in JSON, as `receiver senders show` prints
-    /// it. The namespace is the sender's name, unless --namespace is passed.
+    /// it.
     #[arg(
         long,
         value_name = "SENDER",

@@ -3,21 +3,20 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tower_webhook::event::EventKind;
+use tower_webhook::EventType;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
-use tower_webhook::{Sender, SenderPolicy};
 #[cfg(feature = "console")]
 use tower_webhook_console::Console;
 
 use crate::args::Options;
 use crate::notices::Notices;
-use crate::route::Route;
 
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
+    #[cfg(feature = "console")]
     budget: FailureBudget,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
     notices: Arc<Notices>,
@@ -29,22 +28,17 @@ pub(crate) struct Telemetry {
 
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
-    pub(crate) async fn start(args: &Options, routes: &[Route]) -> anyhow::Result<Self> {
+    pub(crate) async fn start(args: &Options) -> anyhow::Result<Self> {
         let silence = args
             .monitoring
             .expect
             .iter()
             .cloned()
-            .fold(Silence::new().learn(), |silence, (kind, within)| {
-                silence.expect(kind, within)
+            .fold(Silence::new().learn(), |silence, (of, within)| {
+                silence.expect(of, within)
             });
         tokio::spawn(silence.clone().watch());
-        let limits = routes
-            .iter()
-            .filter_map(|route| route.sender.policy().disable_after);
-        let mut policy = SenderPolicy::default();
-        policy.disable_after = limits.min();
-        let budget = FailureBudget::new(policy);
+        let budget = FailureBudget::new();
         let notices = Notices::start(args, &budget, &silence);
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
         let spools = Arc::clone(&notices);
@@ -63,12 +57,13 @@ impl Telemetry {
             let metrics = server
                 .is_some()
                 .then(tower_webhook::telemetry::Metrics::new);
-            Arc::new((silence, notices, metrics))
+            Arc::new((budget.clone(), silence, notices, metrics))
         };
         #[cfg(not(feature = "metrics"))]
-        let observer = Arc::new((silence, notices));
+        let observer = Arc::new((budget.clone(), silence, notices));
         Ok(Self {
             observer,
+            #[cfg(feature = "console")]
             budget,
             #[cfg(all(feature = "postgres", feature = "sqlite"))]
             notices: spools,
@@ -79,13 +74,9 @@ impl Telemetry {
         })
     }
 
-    /// Sees the deliveries of a sender, or what is none. Failures of a sender without a limit do not count against that of
-    /// another.
-    pub(crate) fn observer(&self, sender: Option<&Sender>) -> impl Observer + use<> {
-        let has_limit = |sender: &Sender| sender.policy().disable_after.is_some();
-        let counts = sender.is_some_and(|it| has_limit(it) || self.budget.limit().is_none());
-        let budget = counts.then(|| self.budget.clone());
-        (Arc::clone(&self.observer), budget)
+    /// Sees all routes.
+    pub(crate) fn observer(&self) -> Arc<dyn Observer> {
+        Arc::clone(&self.observer)
     }
 
     /// Tells of a spool that is nearly full, or not emptied.
@@ -113,18 +104,18 @@ impl Telemetry {
     }
 }
 
-/// Parses `KIND=HOURS`.
-pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
+/// Parses `TYPE=HOURS`.
+pub(crate) fn expected(text: &str) -> Result<(EventType, Duration), String> {
     let expected = || {
-        let (kind, hours) = text.split_once('=')?;
+        let (of, hours) = text.split_once('=')?;
         let hours: u64 = hours
             .parse()
             .ok()
             .filter(|hours| (1..=8_760).contains(hours))?;
-        Some((kind.parse().ok()?, Duration::from_secs(hours * 60 * 60)))
+        Some((of.parse().ok()?, Duration::from_secs(hours * 60 * 60)))
     };
     expected().ok_or_else(|| {
-        "use a kind and a number of hours up to 8760, such as message-created=4".to_owned()
+        "use an event type and a number of hours up to 8760, such as message-created=4 or github/push=4".to_owned()
     })
 }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::net::TcpListener;
-use tower_webhook::inbox::Inbox;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, Webhooks, shutdown};
 
@@ -58,17 +57,14 @@ where
             published.map_err(|error| HandlerError::retry(format!("{error:#}")))
         }
     });
-    let (webhooks, running) = Webhooks::new(secret)
-        .inbox(Inbox::new(queue))
-        .start(events)?;
+    let (webhooks, running) = Webhooks::new(secret).inbox(queue).start(events)?;
 
     let listener = TcpListener::bind(setting("LISTEN", Some("127.0.0.1:3000"))?).await?;
     eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
     let app = axum::Router::new().route_service("/webhooks", webhooks);
-    axum::serve(listener, app)
-        .with_graceful_shutdown(shutdown())
-        .await?;
-    running.drain(Duration::from_secs(20)).await?;
+    let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
+    let limit = Duration::from_secs(20);
+    running.serve(shutdown(), limit, server).await?;
     Ok(())
 }
 

@@ -16,12 +16,12 @@ use super::super::queue::Settled;
 use super::super::records::PastFailure;
 use super::super::trip::{Probe, handler_works};
 use super::leases::HeldLease;
-use super::pool::{Handler, Pool};
+use super::pool::{Busy, Place, Pool};
 use crate::error::Chain;
-use crate::event::EventKind;
 use crate::execution::{Tries, attempt};
 use crate::lock::lock;
 use crate::outcome::Outcome;
+use crate::route::EventType;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 
 /// An event to be handled.
@@ -45,9 +45,8 @@ const CLAIM_AFTER: Duration = Duration::from_millis(1);
 // Not an `async fn`, which would make room for its arguments twice.
 pub(super) fn run(
     pool: Arc<Pool>,
-    handler: Handler,
     first: Attempt,
-    permit: OwnedSemaphorePermit,
+    (permit, busy): (OwnedSemaphorePermit, Option<Busy>),
 ) -> impl Future<Output = ()> + Send {
     let mut next = Some(first);
     async move {
@@ -56,11 +55,11 @@ pub(super) fn run(
             let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
             let takes_next = turns < LANE_TURN;
             turns += 1;
-            let attempt = pool.attempt(&handler, &mut next, takes_next, &span);
+            let attempt = pool.attempt(&mut next, takes_next, &span);
             attempt.instrument(span.span()).await;
         }
-        drop(permit);
-        if turns > LANE_TURN {
+        drop((permit, busy));
+        if turns > LANE_TURN || pool.is_capped.swap(false, Ordering::Relaxed) {
             pool.ask_now();
         }
     }
@@ -103,7 +102,7 @@ impl Pool {
         asked: Instant,
     ) -> Option<Attempt> {
         let crashes = event.crashes;
-        if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
+        if crashes > 0 && !lock(&self.suspects).begin(crashes, self.rules()) {
             // Boxed, because few events are released.
             Box::pin(self.release(&event.lease)).await;
             return None;
@@ -119,15 +118,14 @@ impl Pool {
     async fn release(&self, lease: &EventLease) {
         let queue = &self.shared.queue;
         let release = queue.settle.settle(lease, &Settlement::Released, None);
-        let limit = self.settings.limits.store_timeout;
+        let limit = self.store_timeout();
         // If that fails, the event is tried again when its lease has expired.
-        let _ = self.settings.call_within(limit, "settle", release).await;
+        let _ = self.shared.call_within(limit, "settle", release).await;
     }
 
     /// Makes one attempt, and replaces it with that of the lane's next event, if it was taken.
     async fn attempt(
         self: &Arc<Self>,
-        handler: &Handler,
         next: &mut Option<Attempt>,
         takes_next: bool,
         span: &DeliverySpan,
@@ -141,16 +139,20 @@ impl Pool {
         else {
             return;
         };
-        let limits = &self.settings.limits;
-        let held = self.leases.hold(event.lease, asked + limits.lease());
+        // A queue hands out events of these routes alone.
+        let Some(place) = self.place(event.delivery.route()) else {
+            return;
+        };
+        let lease = place.route.limits.lease();
+        let held = self.leases.hold(event.lease, lease, asked + lease);
         if held.is_first() {
             // The task that extends leases was woken on this thread. Behind a handler that blocks, it would be late.
             yield_now().await;
         }
         let began = Instant::now();
-        let observers = &self.settings.observers;
+        let observers = self.shared.observers();
         let watch = AttemptWatch::new(observers, &event.delivery, Some(event.lease.id.0));
-        let outcome = self.handle(handler, &event, &held).await;
+        let outcome = self.handle(place, &event, &held).await;
         self.note_outcome(&event, &outcome);
         let ended = Ended {
             event: &event,
@@ -159,7 +161,7 @@ impl Pool {
             is_probe: probe.is_some(),
             jitter: fastrand::f64(),
         };
-        let decide::Decision { settlement, line } = decide(ended, &self.rules);
+        let decide::Decision { settlement, line } = decide(ended, self.rules());
         line.log(&outcome);
         span.finish(outcome.name());
         let watch = watch.stop();
@@ -167,7 +169,8 @@ impl Pool {
         let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
         let recorded = match settlement.as_ref().filter(|_| !is_settled) {
             Some(settlement) => {
-                let take = (takes_next && !self.stops()).then(|| self.take());
+                let takes_next = takes_next && !self.stops() && !self.yields(place);
+                let take = takes_next.then(|| place.take());
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
                 let settle = self.settle(&held, settlement, take.as_deref(), may_be_settled);
                 settle.await
@@ -186,17 +189,17 @@ impl Pool {
     }
 
     /// Runs the handler, and returns the attempt's outcome.
-    async fn handle(&self, handler: &Handler, event: &TakenEvent, held: &HeldLease<'_>) -> Outcome {
+    async fn handle(&self, place: &Place, event: &TakenEvent, held: &HeldLease<'_>) -> Outcome {
         // It was being taken when the worker was stopped.
         if self.stops() {
             return Outcome::Interrupted;
         }
-        if event.crashes >= self.rules.max_crashes {
+        if event.crashes >= self.rules().max_crashes {
             let crashes = event.crashes;
             return Outcome::Crashed { crashes };
         }
         let mut delivery = event.delivery.clone();
-        delivery.begin_attempt(&self.settings.limits.namespace, None);
+        delivery.begin_attempt(None);
         let lease = delivery.lease();
         let cut = async {
             let outcome = held.ended().await;
@@ -206,8 +209,8 @@ impl Pool {
             }
             outcome
         };
-        let limit = self.settings.limits.handler_timeout;
-        let attempted = attempt(handler.handle(delivery), limit, cut).await;
+        let limit = place.route.limits.handler_timeout;
+        let attempted = attempt(place.handler.handle(delivery), limit, cut).await;
         let outcome = attempted.unwrap_or_else(|outcome| outcome);
         if lease.is_some_and(|lease| lease.is_settled()) && !matches!(outcome, Outcome::Handled) {
             tracing::error!(
@@ -220,38 +223,46 @@ impl Pool {
         outcome
     }
 
-    /// Notes whether the handler of the event's kind works.
+    /// Notes whether the handler of the event's type works.
     fn note_outcome(&self, event: &TakenEvent, outcome: &Outcome) {
-        let kind = event.delivery.kind();
+        let of = || {
+            let delivery = &event.delivery;
+            EventType::new(delivery.route().clone(), delivery.kind().clone())
+        };
         match handler_works(outcome) {
             Some(true) if self.has_trips.load(Ordering::Relaxed) => {
+                let of = of();
                 let mut trips = lock(&self.trips);
-                let has_resumed = trips.succeeded(kind);
+                let has_resumed = trips.succeeded(&of);
                 self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
                 if has_resumed {
-                    self.tripped(kind, false);
+                    self.tripped(&of, false);
                 }
                 drop(trips);
                 if has_resumed {
-                    tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
+                    tracing::info!(
+                        route = %of.route, kind = %of.kind,
+                        "an event of this type succeeded: all of them are tried again"
+                    );
                     self.apply_trips();
                 }
             }
             Some(true) | None => {}
             Some(false) => {
                 let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
+                let of = of();
                 let mut trips = lock(&self.trips);
-                let has_tripped = trips.failed(kind, lane);
+                let has_tripped = trips.failed(&of, lane);
                 self.has_trips.store(true, Ordering::Relaxed);
                 if has_tripped {
                     // Under the lock, so that an observer sees trips and their ends in their order.
-                    self.tripped(kind, true);
+                    self.tripped(&of, true);
                 }
                 drop(trips);
                 if has_tripped {
                     tracing::error!(
-                        %kind,
-                        "events of this kind fail in many chats: until one succeeds, one is tried at a time, and its \
+                        route = %of.route, kind = %of.kind,
+                        "events of this type fail in many chats: until one succeeds, one is tried at a time, and its \
                          failures do not count"
                     );
                     self.apply_trips();
@@ -260,9 +271,13 @@ impl Pool {
         }
     }
 
-    fn tripped(&self, kind: &EventKind, is_tripped: bool) {
-        let observers = &self.settings.observers;
-        observers.observe(&Observation::Tripped { kind, is_tripped });
+    fn tripped(&self, EventType { route, kind }: &EventType, is_tripped: bool) {
+        let observers = self.shared.observers();
+        observers.observe(&Observation::Tripped {
+            route,
+            kind,
+            is_tripped,
+        });
     }
 
     /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it
@@ -274,9 +289,8 @@ impl Pool {
         next: Option<&Take>,
         may_be_settled: bool,
     ) -> Option<Option<(Box<TakenEvent>, Instant)>> {
-        let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
-        let limit = limits.store_timeout.max(limits.lease() / 3);
+        let limit = self.store_timeout().max(held.duration() / 3);
         let mut tries = Tries::new();
         loop {
             let asked = Instant::now();
@@ -287,7 +301,7 @@ impl Pool {
                 .queue
                 .settle
                 .settle(held.lease(), settlement, next);
-            let settled = self.settings.call_within(limit, "settle", settling);
+            let settled = self.shared.call_within(limit, "settle", settling);
             match settled.await {
                 Ok(Settled::Ended(taken)) => {
                     self.settled(settlement, next.is_some(), taken.is_some());
@@ -328,9 +342,9 @@ impl Pool {
 
     /// Whether an attempt whose lease is gone was ended by its settlement, and not lost to another worker.
     async fn has_ended(&self, held: &HeldLease<'_>, settlement: &Settlement) -> bool {
-        let limit = self.settings.limits.store_timeout;
+        let limit = self.store_timeout();
         let get = self.shared.queue.list.get(held.lease().id);
-        let event = self.settings.call_within(limit, "get", get).await;
+        let event = self.shared.call_within(limit, "get", get).await;
         let has_ended = matches!(
             event,
             Ok(Some(event)) if shows(event.summary.state, &event.failures, settlement)

@@ -5,6 +5,7 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -28,6 +29,8 @@ pub(super) struct HeldLeases {
 /// A lease, shared by its attempt and the task that extends it.
 pub(super) struct SharedLease {
     pub(super) lease: EventLease,
+    /// For how long it is extended.
+    pub(super) duration: Duration,
     state: Mutex<State>,
 }
 
@@ -41,13 +44,19 @@ struct State {
 
 impl HeldLeases {
     /// Extends a lease until the returned value is dropped.
-    pub(super) fn hold(&self, lease: EventLease, valid_until: Instant) -> HeldLease<'_> {
+    pub(super) fn hold(
+        &self,
+        lease: EventLease,
+        duration: Duration,
+        valid_until: Instant,
+    ) -> HeldLease<'_> {
         // Locked before it is read: whoever interrupts all sees this lease, or this sees that they did.
         let mut all = lock(&self.all);
         let is_interrupted = self.is_interrupted.load(Ordering::Relaxed);
         let end = is_interrupted.then_some(Outcome::Interrupted);
         let shared = Arc::new(SharedLease {
             lease,
+            duration,
             state: Mutex::new(State {
                 valid_until,
                 end,
@@ -155,6 +164,10 @@ pub(super) struct HeldLease<'a> {
 impl HeldLease<'_> {
     pub(super) fn lease(&self) -> &EventLease {
         &self.shared.lease
+    }
+
+    pub(super) fn duration(&self) -> Duration {
+        self.shared.duration
     }
 
     /// Whether no other lease was held when this one began.

@@ -4,23 +4,26 @@ use std::future::poll_fn;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::super::event::Take;
-use super::super::handle::{Settings, Shared};
+use super::super::event::{Share, Take};
+use super::super::handle::{Inbox, Settings, Shared};
+use super::super::route::Route;
 use super::super::rules::Rules;
 use super::super::trip::Trips;
 use super::leases::HeldLeases;
 use super::suspects::Suspects;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::execution::Clocks;
+use crate::execution::{Clocks, Limits};
 use crate::lock::lock;
 use crate::outcome::Outcome;
+use crate::route::RouteName;
 use crate::telemetry::Kept;
 
 /// Whether a worker stops.
@@ -37,12 +40,13 @@ pub(super) enum Stop {
 pub(super) struct Pool {
     pub(super) shared: Arc<Shared>,
     pub(super) settings: Arc<Settings>,
-    pub(super) rules: Rules,
-    /// The kinds to take now, without those that are tripped.
-    pub(super) take: Mutex<Arc<Take>>,
+    pub(super) routes: Vec<Place>,
+    began: Instant,
     pub(super) trips: Mutex<Trips>,
     pub(super) has_trips: AtomicBool,
     pub(super) permits: Arc<Semaphore>,
+    /// Whether the last claim left events of a route, which had as many attempts as it may have.
+    pub(super) is_capped: AtomicBool,
     /// Whether this process has accepted an event for the worker since the last claim.
     pub(super) accepts: AtomicBool,
     /// When the queue is asked for events next. `None` when nothing is known to become due.
@@ -101,14 +105,175 @@ where
     }
 }
 
+/// A route that a worker handles, and its handlers.
+pub(crate) type Handled = (Arc<Route>, Handler);
+
+/// A route in a worker.
+pub(super) struct Place {
+    pub(super) route: Arc<Route>,
+    pub(super) handler: Handler,
+    /// The kinds to take now, without those that are tripped.
+    take: Mutex<Arc<Take>>,
+    /// The number of attempts in progress.
+    busy: Arc<AtomicUsize>,
+    /// When the route had an event last.
+    seen: Mutex<Option<Instant>>,
+}
+
+/// An attempt in progress at a route, until it is dropped.
+pub(super) struct Busy(Arc<AtomicUsize>);
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// For how long a route counts as busy after an event: so long, no other one takes all places.
+const ACTIVE: Duration = Duration::from_secs(60);
+
+impl Place {
+    pub(super) fn take(&self) -> Arc<Take> {
+        Arc::clone(&lock(&self.take))
+    }
+
+    pub(super) fn busy(&self) -> usize {
+        self.busy.load(Ordering::Relaxed)
+    }
+
+    /// Begins an attempt, if there are fewer than `most`.
+    pub(super) fn enter(&self, most: usize) -> Option<Busy> {
+        let enter = |busy| (busy < most).then_some(busy + 1);
+        let entered = self
+            .busy
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter);
+        entered.ok()?;
+        self.see();
+        Some(Busy(Arc::clone(&self.busy)))
+    }
+
+    /// Notes that the route has an event.
+    pub(super) fn see(&self) {
+        *lock(&self.seen) = Some(Instant::now());
+    }
+
+    pub(super) fn seen(&self) -> Option<Instant> {
+        *lock(&self.seen)
+    }
+
+    fn is_active(&self) -> bool {
+        self.seen().is_some_and(|at| at.elapsed() < ACTIVE)
+    }
+}
+
 impl Pool {
+    pub(super) fn new(inbox: &Inbox, routes: Vec<Handled>) -> Self {
+        let (shared, settings) = (Arc::clone(&inbox.shared), Arc::clone(&inbox.settings));
+        let rules = &settings.rules;
+        let routes = routes.into_iter().map(|(route, handler)| {
+            shared.note_route(&route.name, false);
+            Place {
+                take: Mutex::new(Arc::new(Take {
+                    lease: route.limits.lease(),
+                    kinds: rules.kinds(&route.name),
+                })),
+                route,
+                handler,
+                busy: Arc::default(),
+                seen: Mutex::default(),
+            }
+        });
+        let routes = routes.collect();
+        let (stop, _) = watch::channel(Stop::No);
+        Self {
+            routes,
+            began: Instant::now(),
+            trips: Mutex::new(Trips::new(rules.trip_after)),
+            has_trips: false.into(),
+            permits: Arc::new(Semaphore::new(rules.concurrency)),
+            is_capped: false.into(),
+            accepts: false.into(),
+            plan: Mutex::default(),
+            wake: Notify::new(),
+            suspects: Mutex::default(),
+            panics: 0.into(),
+            leases: HeldLeases::default(),
+            clocks: Clocks::default(),
+            stop,
+            kept: shared.observers().kept(),
+            shared,
+            settings,
+        }
+    }
+
+    pub(super) fn rules(&self) -> &Rules {
+        &self.settings.rules
+    }
+
+    /// The place of a route. A queue hands out events of these routes alone.
+    pub(super) fn place(&self, route: &RouteName) -> Option<&Place> {
+        self.routes.iter().find(|place| place.route.name == *route)
+    }
+
+    /// The names of its routes, for a line in the log.
+    pub(super) fn names(&self) -> String {
+        let names = self.routes.iter().map(|place| place.route.name.as_str());
+        names.collect::<Vec<_>>().join(", ")
+    }
+
+    /// The most attempts of a route at a time: not the last quarter of them, while another one has events.
+    pub(super) fn most(&self, of: &Place) -> usize {
+        let all = self.rules().concurrency;
+        let mut others = self.routes.iter().filter(|place| !std::ptr::eq(*place, of));
+        match all > 1 && others.any(Place::is_active) {
+            true => all - (all / 4).max(1),
+            false => all,
+        }
+    }
+
+    /// The routes without an event since the worker was started, if that was so long ago.
+    pub(super) fn idle(&self, time: Duration) -> Vec<RouteName> {
+        if self.began.elapsed() < time {
+            return Vec::new();
+        }
+        let idle = self.routes.iter().filter(|place| place.seen().is_none());
+        idle.map(|place| place.route.name.clone()).collect()
+    }
+
+    /// What to claim.
+    pub(super) fn shares(&self) -> Vec<Share> {
+        let shares = self.routes.iter().map(|place| Share {
+            take: place.take(),
+            busy: place.busy(),
+            most: self.most(place),
+        });
+        shares.collect()
+    }
+
+    /// Whether another route waits that has fewer attempts in progress: then it has the next place.
+    pub(super) fn yields(&self, of: &Place) -> bool {
+        self.routes.len() > 1
+            && self.permits.available_permits() == 0
+            && self
+                .routes
+                .iter()
+                .any(|other| other.busy() < of.busy() && other.is_active())
+    }
+
+    /// Longer than that of a delivery, which has a sender who waits.
+    pub(super) fn store_timeout(&self) -> Duration {
+        let limits = self.routes.iter().map(|place| &place.route.limits);
+        limits.map(|it| it.store_timeout).max().unwrap_or_default()
+    }
+
+    pub(super) fn shortest_lease(&self) -> Duration {
+        let limits = self.routes.iter().map(|place| &place.route.limits);
+        limits.map(Limits::lease).min().unwrap_or(Duration::MAX)
+    }
+
     /// The worker's number among those of its inbox.
     pub(super) fn number(&self) -> usize {
         ptr::from_ref(self).addr()
-    }
-
-    pub(super) fn take(&self) -> Arc<Take> {
-        Arc::clone(&lock(&self.take))
     }
 
     pub(super) fn ask_now(&self) {
@@ -138,12 +303,15 @@ impl Pool {
     pub(super) fn apply_trips(&self) {
         let trips = lock(&self.trips);
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
-        let tripped = trips.tripped().map(|(kind, _)| kind.clone());
-        let take = Take {
-            lease: self.settings.limits.lease(),
-            kinds: self.rules.kinds.clone().except(tripped),
-        };
-        *lock(&self.take) = Arc::new(take);
+        for place in &self.routes {
+            let route = &place.route;
+            let tripped = trips.tripped().filter(|(of, _)| of.route == route.name);
+            let tripped = tripped.map(|(of, _)| of.kind.clone());
+            *lock(&place.take) = Arc::new(Take {
+                lease: route.limits.lease(),
+                kinds: self.rules().kinds(&route.name).except(tripped),
+            });
+        }
         drop(trips);
         self.ask_now();
     }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::event::{EventId, Kinds, Take};
+use super::super::event::{EventId, Kinds, Share, Take};
 use super::attempt::{Attempt, Of, Tried, run};
-use super::pool::{Handler, Pool, Stop};
+use super::pool::{Pool, Stop};
 use crate::error::Chain;
 use crate::lock::lock;
+use crate::route::EventType;
 use crate::store::StoreError;
 
 /// The maximum number of events that are taken at once.
@@ -21,7 +22,7 @@ const BATCH: usize = 64;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The task that takes events.
-pub(super) async fn produce(pool: Arc<Pool>, handler: Handler) {
+pub(super) async fn produce(pool: Arc<Pool>) {
     let mut pause = Duration::ZERO;
     pool.ask_now();
     while !pool.stops() {
@@ -43,7 +44,7 @@ pub(super) async fn produce(pool: Arc<Pool>, handler: Handler) {
             permits = permits(&pool) => permits,
         };
         let Ok(permits) = permits else { return };
-        match ask(&pool, &handler, permits).await {
+        match ask(&pool, permits).await {
             Ok(()) => pause = Duration::ZERO,
             Err(error) => {
                 if pause.is_zero() {
@@ -90,25 +91,25 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
 }
 
 /// Takes events, and starts their attempts.
-async fn ask(
-    pool: &Arc<Pool>,
-    handler: &Handler,
-    mut permits: OwnedSemaphorePermit,
-) -> Result<(), StoreError> {
-    let (of, handler) = (Arc::clone(pool), Arc::clone(handler));
-    let start = move |attempt, permit| {
+async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), StoreError> {
+    let of = Arc::clone(pool);
+    let start = move |attempt: Attempt, permit| {
+        let busy = of.place(attempt.event.delivery.route());
+        let busy = busy.and_then(|place| place.enter(usize::MAX));
         // Boxed, because a task is copied several times.
-        let run = Box::pin(run(Arc::clone(&of), Arc::clone(&handler), attempt, permit));
-        tokio::spawn(run);
+        tokio::spawn(Box::pin(run(Arc::clone(&of), attempt, (permit, busy))));
     };
     let probe = match pool.has_trips.load(Ordering::Relaxed) {
         true => lock(&pool.trips).begin_probe(),
         false => None,
     };
-    if let Some(probe) = probe {
+    if let Some(probe) = probe
+        && let Some(place) = pool.place(&probe.of.route)
+    {
+        let EventType { route, kind } = probe.of.clone();
         let take = Take {
-            lease: pool.settings.limits.lease(),
-            kinds: Kinds::only([probe.kind.clone()]).within(pool.rules.kinds.namespace),
+            lease: place.route.limits.lease(),
+            kinds: Kinds::only([kind]).at(route),
         };
         let wanted = probe.event;
         let probe = Tried::new(pool, Of::Probe(probe));
@@ -117,7 +118,7 @@ async fn ask(
             None => None,
         };
         if attempt.is_none() {
-            attempt = pool.claim(&take, 1).await?.0.pop();
+            attempt = pool.claim(&[take.into()], 1).await?.0.pop();
         }
         if let Some(attempt) = attempt
             && let Some(permit) = permits.split(1)
@@ -131,7 +132,8 @@ async fn ask(
     // Before the claim, so that no plan is lost that others make meanwhile.
     *lock(&pool.plan) = None;
     let asked = Instant::now();
-    let (attempts, next_due) = pool.claim(&pool.take(), permits.num_permits()).await?;
+    let shares = pool.shares();
+    let (attempts, next_due) = pool.claim(&shares, permits.num_permits()).await?;
     for attempt in attempts {
         if let Some(permit) = permits.split(1) {
             start(attempt, permit);
@@ -140,9 +142,14 @@ async fn ask(
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
-    if pool.shared.queue.is_shared {
+    let rules = pool.rules();
+    let is_capped =
+        pool.routes.len() > 1 && (pool.routes.iter()).any(|place| place.busy() >= pool.most(place));
+    // The end of an attempt makes room, and so does a minute in which the other routes have no event.
+    pool.is_capped.store(is_capped, Ordering::Relaxed);
+    if pool.shared.queue.is_shared || is_capped {
         let jitter = 0.75 + fastrand::f64() / 2.0;
-        pool.ask_at(asked + pool.rules.poll_every.mul_f64(jitter));
+        pool.ask_at(asked + rules.poll_every.mul_f64(jitter));
     }
     Ok(())
 }
@@ -156,7 +163,7 @@ impl Pool {
     ) -> Result<Option<Attempt>, StoreError> {
         let asked = Instant::now();
         let taking = self.shared.queue.claim.take(id, take);
-        let taken = self.settings.call_within(take.lease, "take", taking);
+        let taken = self.shared.call_within(take.lease, "take", taking);
         Ok(match taken.await? {
             Some(event) => self.admit(event, asked).await,
             None => None,
@@ -166,20 +173,22 @@ impl Pool {
     /// Takes events that may begin now, and returns the time until another one is due.
     async fn claim(
         self: &Arc<Self>,
-        take: &Take,
+        of: &[Share],
         limit: usize,
     ) -> Result<(Vec<Attempt>, Option<Duration>), StoreError> {
         let asked = Instant::now();
         // Read before the claim, since the next event of a lane may be a suspect, too.
-        let suspects = lock(&self.suspects).room(&self.rules);
-        let claim = self.shared.queue.claim.claim(take, limit, suspects);
-        let claims = self.settings.call_within(take.lease, "claim", claim);
+        let suspects = lock(&self.suspects).room(self.rules());
+        let claim = self.shared.queue.claim.claim(of, limit, suspects);
+        let claims = self
+            .shared
+            .call_within(self.shortest_lease(), "claim", claim);
         let claims = claims.await?;
         let mut attempts = Vec::with_capacity(claims.events.len());
         for event in claims.events {
             attempts.extend(self.admit(event, asked).await);
         }
-        if suspects < lock(&self.suspects).room(&self.rules) {
+        if suspects < lock(&self.suspects).room(self.rules()) {
             self.ask_now();
         }
         Ok((attempts, claims.next_due))
@@ -200,7 +209,7 @@ pub(super) async fn purge(pool: Arc<Pool>) {
         sleep(PURGE_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         loop {
             let purge = pool.shared.queue.purge.purge(keep_bodies);
-            let purged = pool.settings.call_within(PURGE_LIMIT, "purge", purge);
+            let purged = pool.shared.call_within(PURGE_LIMIT, "purge", purge);
             match purged.await {
                 Ok(has_more) => {
                     has_failed = false;

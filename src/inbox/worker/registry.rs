@@ -2,22 +2,22 @@
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::super::event::{EventId, NewEvent};
 use super::super::workers::{Local, Registration, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::{Handler, Pool};
-use crate::event::EventKind;
+use super::pool::Pool;
 use crate::lock::lock;
 use crate::outcome::Outcome;
+use crate::route::{EventType, RouteName};
 
 /// Lets the inbox of a worker hand events to it.
-pub(super) fn register(pool: &Arc<Pool>, handler: &Handler) -> Registration {
+pub(super) fn register(pool: &Arc<Pool>) -> Registration {
     let served = Served {
         pool: Arc::downgrade(pool),
-        handler: Arc::clone(handler),
     };
     let workers = &pool.shared.workers;
     workers.register(pool.number(), Arc::new(served))
@@ -26,19 +26,21 @@ pub(super) fn register(pool: &Arc<Pool>, handler: &Handler) -> Registration {
 struct Served {
     /// Weak, as the pool owns the inbox that owns this.
     pool: Weak<Pool>,
-    handler: Handler,
 }
 
 impl Local for Served {
     fn reserve(&self, event: &NewEvent) -> Option<Room> {
         let pool = self.pool.upgrade()?;
-        let take = pool.take();
-        if !take.kinds.takes(event.namespace, event.delivery.kind()) {
+        let place = pool.place(event.delivery.route())?;
+        let take = place.take();
+        if !take.kinds.contains(event.delivery.kind()) {
             return None;
         }
         pool.accepts.store(true, Ordering::Relaxed);
+        // Before there is room: others make it for this route.
+        place.see();
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
-        let handler = Arc::clone(&self.handler);
+        let busy = place.enter(pool.most(place))?;
         Some(Room {
             take,
             // It owns the pool, so that an event is released if the worker is dropped meanwhile.
@@ -49,7 +51,7 @@ impl Local for Served {
                     suspect: None,
                     probe: None,
                 };
-                Box::pin(run(pool, handler, attempt, permit))
+                Box::pin(run(pool, attempt, (permit, Some(busy))))
             }),
         })
     }
@@ -65,7 +67,7 @@ impl Local for Served {
         Some(Box::new(move || held.end(Outcome::LeaseLost)))
     }
 
-    fn tripped(&self) -> Vec<(EventKind, Instant)> {
+    fn tripped(&self) -> Vec<(EventType, Instant)> {
         let Some(pool) = self.pool.upgrade() else {
             return Vec::new();
         };
@@ -74,7 +76,7 @@ impl Local for Served {
         tripped.collect()
     }
 
-    fn probe(&self, kind: &EventKind, id: EventId) -> bool {
+    fn probe(&self, kind: &EventType, id: EventId) -> bool {
         let Some(pool) = self.pool.upgrade() else {
             return false;
         };
@@ -89,5 +91,15 @@ impl Local for Served {
         if let Some(pool) = self.pool.upgrade() {
             pool.leases.check();
         }
+    }
+
+    fn handles(&self, route: &RouteName) -> bool {
+        let pool = self.pool.upgrade();
+        pool.is_some_and(|pool| pool.place(route).is_some())
+    }
+
+    fn idle(&self, time: Duration) -> Vec<RouteName> {
+        let pool = self.pool.upgrade();
+        pool.map_or_else(Vec::new, |pool| pool.idle(time))
     }
 }

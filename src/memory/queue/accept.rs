@@ -6,6 +6,7 @@ use tokio::time::Instant;
 use super::{Event, FOREVER, KnownKey, MemoryQueue, OVERHEAD, Place, State, size};
 use crate::inbox::event::{EventId, EventState, NewEvent, Take};
 use crate::inbox::queue::{AcceptEvents, Accepted};
+use crate::route::EventType;
 use crate::store::StoreError;
 
 #[async_trait]
@@ -79,7 +80,7 @@ impl State {
 impl Event {
     fn new(new: NewEvent, now: Instant) -> Self {
         Self {
-            kind: (new.namespace, new.delivery.kind().clone()),
+            of: EventType::new(new.delivery.route().clone(), new.delivery.kind().clone()),
             key: new.delivery.key().cloned(),
             body: Some(new.delivery.body().clone()),
             headers: new.delivery.headers().clone(),

@@ -28,9 +28,9 @@ impl State {
         let mut blocking: Vec<_> = self
             .blocking()
             .filter(|(id, lane)| {
-                let namespace = self.events.get(id).map(|event| event.kind.0);
-                // A chat has a lane in each namespace.
-                of.is_none_or(|of| namespace.is_some_and(|namespace| of.within(namespace) == *lane))
+                let route = self.events.get(id).map(|event| &event.of.route);
+                // A chat has a lane at each route.
+                of.is_none_or(|of| route.is_some_and(|route| of.at(route) == *lane))
             })
             .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
             .collect();

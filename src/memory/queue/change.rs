@@ -4,11 +4,11 @@ use async_trait::async_trait;
 
 use super::actions::Done;
 use super::{MemoryQueue, Paused, Place, State};
-use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, Bulk, BulkState, BulkStep, By, NewBulk, paused};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::ChangeEvents;
 use crate::inbox::records::Change;
+use crate::route::Scope;
 use crate::store::StoreError;
 
 #[async_trait]
@@ -28,23 +28,16 @@ impl ChangeEvents for MemoryQueue {
         Ok(change)
     }
 
-    async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        note: Option<&str>,
-        by: &By,
-    ) -> Result<(), StoreError> {
+    async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<(), StoreError> {
         let mut state = self.lock();
-        let (name, done) = paused(kind, note);
-        state.note(by, done, None, Some(name), 0);
+        state.note(by, paused(note), None, Some(of.to_string()), 0);
         let pause = note.map(|note| Paused {
             since: state.now,
             note: note.to_owned(),
         });
-        match (kind, pause) {
-            (None, pause) => state.all_paused = pause,
-            (Some(kind), Some(pause)) => drop(state.paused.insert(kind.clone(), pause)),
-            (Some(kind), None) => drop(state.paused.remove(kind)),
+        match pause {
+            Some(pause) => drop(state.paused.insert(of.clone(), pause)),
+            None => drop(state.paused.remove(of)),
         }
         Ok(())
     }

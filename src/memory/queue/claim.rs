@@ -1,25 +1,25 @@
 //! How events are taken.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
 use async_trait::async_trait;
 
-use super::{Due, FOREVER, Kind, MemoryQueue, Place, State};
+use super::{FOREVER, MemoryQueue, Place, State};
 use crate::delivery::RawDelivery;
-use crate::inbox::event::{EventId, EventLease, Take, TakenEvent, UNCOUNTED};
+use crate::inbox::event::{EventId, EventLease, Share, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::queue::{ClaimEvents, Claims};
+use crate::route::EventType;
 use crate::store::{Fence, StoreError};
 
 #[async_trait]
 impl ClaimEvents for MemoryQueue {
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        Ok(self.lock().claim(take, limit, suspects))
+        Ok(self.lock().claim(of, limit, suspects))
     }
 
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
@@ -34,14 +34,13 @@ impl State {
     pub(super) fn may_take(&self, take: &Take, id: i64) -> bool {
         self.events.get(&id).is_some_and(|event| {
             let is_due = matches!(event.place, Place::Line { due } if due <= self.now);
-            is_due && self.is_open(take, &event.kind)
+            is_due && self.is_open(take, &event.of)
         })
     }
 
-    fn is_open(&self, take: &Take, (namespace, kind): &Kind) -> bool {
-        self.all_paused.is_none()
-            && !self.paused.contains_key(kind)
-            && take.kinds.takes(*namespace, kind)
+    fn is_open(&self, take: &Take, EventType { route, kind }: &EventType) -> bool {
+        let is_paused = self.paused.keys().any(|paused| paused.has(route, kind));
+        !is_paused && take.kinds.takes(route, kind)
     }
 
     /// Takes the first event of a line.
@@ -64,7 +63,8 @@ impl State {
         let event = self.event(id);
         let body = event.body.clone().unwrap_or_default();
         let attempt = event.failures.saturating_add(event.crashes);
-        let delivery = RawDelivery::new(event.kind.1.clone(), body)
+        let delivery = RawDelivery::new(event.of.kind.clone(), body)
+            .with_route(event.of.route.clone())
             .with_key(event.key.clone())
             .with_headers(event.headers.clone())
             .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
@@ -88,42 +88,50 @@ impl State {
         }
     }
 
-    pub(super) fn claim(&mut self, take: &Take, limit: usize, suspects: usize) -> Claims {
+    pub(super) fn claim(&mut self, of: &[Share], limit: usize, suspects: usize) -> Claims {
         let mut claims = Claims::default();
         let mut suspects = suspects;
-        let is_open = |id: i64| {
-            let event = self.events.get(&id);
-            event.is_some_and(|event| self.is_open(take, &event.kind))
-        };
+        let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
+        let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
         // These events are in no index of ready ones, but one of them may be the next that is due.
-        let mut next = [&self.taken, &self.aside]
-            .into_iter()
-            .filter_map(|events| events.iter().find(|(_, id)| is_open(*id)))
-            .map(|(due, _)| *due)
-            .min();
-        loop {
-            // Kinds are indexed apart, so a million events of a paused kind cost a claim as much as one.
-            let open = |ready: &BTreeMap<Kind, BTreeSet<Due>>| {
-                ready
-                    .iter()
-                    .filter(|(kind, _)| self.is_open(take, kind))
-                    .filter_map(|(_, events)| events.first().copied())
-                    .min()
+        let mut later = Vec::new();
+        for (at, share) in of.iter().enumerate() {
+            let is_open = |id| {
+                let event = self.events.get(id);
+                event.is_some_and(|event| self.is_open(&share.take, &event.of))
             };
-            let suspect = (suspects > 0).then(|| open(&self.suspects)).flatten();
-            // It was in progress before all that waits.
-            let first = suspect
-                .filter(|(due, _)| *due <= self.now)
-                .or_else(|| [open(&self.ready), suspect].into_iter().flatten().min());
-            let Some((due, id)) = first else { break };
-            if due > self.now || claims.events.len() == limit {
-                next = next.into_iter().chain([due]).min();
-                break;
+            for events in [&self.taken, &self.aside] {
+                let first = events.iter().find(|(_, id)| is_open(id));
+                later.extend(first.map(|(due, _)| (*due, at)));
             }
-            let taken = self.take(id, take);
-            suspects -= usize::from(taken.crashes > 0);
-            claims.events.push(taken);
         }
+        let next = loop {
+            let ready = self.ready.iter().map(|ready| (false, ready));
+            let suspect = self.suspects.iter().map(|ready| (true, ready));
+            // Types are indexed apart, so a million events of a paused type cost a claim as much as one.
+            let firsts = ready.chain(suspect.filter(|_| suspects > 0));
+            let firsts = firsts.filter_map(|(is_suspect, (event_type, events))| {
+                let mut shares = of.iter();
+                let share = shares.position(|share| self.is_open(&share.take, event_type))?;
+                let (due, id) = *events.first()?;
+                // A suspect was in progress before all that waits.
+                has_room(&busy, share).then_some((!is_suspect, busy[share], due, id, share))
+            });
+            let firsts: Vec<_> = firsts.collect();
+            let due_now = firsts.iter().filter(|(_, _, due, ..)| *due <= self.now);
+            let first = due_now.min().filter(|_| claims.events.len() < limit);
+            let Some((.., id, share)) = first.copied() else {
+                break firsts.into_iter().map(|(_, _, due, ..)| due).min();
+            };
+            let taken = self.take(id, &of[share].take);
+            suspects -= usize::from(taken.crashes > 0);
+            busy[share] += 1;
+            claims.events.push(taken);
+        };
+        let later = later
+            .into_iter()
+            .filter(|(_, share)| has_room(&busy, *share));
+        let next = later.map(|(due, _)| due).chain(next).min();
         claims.next_due = next.map(|due| due.saturating_duration_since(self.now));
         claims
     }

@@ -12,13 +12,17 @@ use crate::inbox::counts::{SPANS, kept_from};
 use crate::inbox::event::EventState;
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::{KindStats, Pause, Stats};
+use crate::route::{EventType, RouteName, Scope};
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
 
 /// By the number of minutes that were put together, and the first of them.
 pub(super) type Counts = BTreeMap<Row, (u64, Option<Sample>)>;
 
-type Row = (i64, i64, Series, i64, Option<EventKind>, Cow<'static, str>);
+type Row = (i64, i64, Series, i64, Of, Cow<'static, str>);
+
+/// What was counted.
+type Of = (RouteName, Option<EventKind>);
 
 #[async_trait]
 impl CountEvents for MemoryQueue {
@@ -37,37 +41,42 @@ impl CountEvents for MemoryQueue {
 
 impl State {
     fn pauses(&self) -> Vec<Pause> {
-        let kinds = self.paused.iter().map(|(kind, pause)| (Some(kind), pause));
-        let all = self.all_paused.iter().map(|pause| (None, pause));
-        all.chain(kinds)
-            .map(|(kind, pause)| Pause {
-                kind: kind.cloned(),
-                since: self.time_of_day(pause.since),
-                note: pause.note.clone(),
-            })
-            .collect()
+        let pauses = self.paused.iter().map(|(of, pause)| Pause {
+            of: of.clone(),
+            since: self.time_of_day(pause.since),
+            note: pause.note.clone(),
+        });
+        pauses.collect()
+    }
+
+    /// Whether a type is paused, or its route.
+    fn is_paused(&self, EventType { route, kind }: &EventType) -> bool {
+        let mut paused = self.paused.keys();
+        paused.any(|paused| *paused != Scope::Everything && paused.has(route, kind))
     }
 
     fn stats(&self) -> Stats {
-        let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
-        let of = |kind: &EventKind| KindStats {
-            kind: kind.clone(),
+        let mut kinds: BTreeMap<&EventType, KindStats> = BTreeMap::new();
+        let begin = |of: &EventType| KindStats {
+            route: of.route.clone(),
+            kind: of.kind.clone(),
             waiting: 0,
             in_progress: 0,
             retrying: 0,
             dead: 0,
             blocking: 0,
             oldest: None,
-            is_paused: self.paused.contains_key(kind),
+            is_paused: self.is_paused(of),
         };
-        for kind in self.paused.keys() {
-            // A paused kind is shown before its first event, so that somebody can resume it.
-            kinds.insert(kind, of(kind));
+        for paused in self.paused.keys() {
+            // A paused type is shown before its first event, so that somebody can resume it.
+            if let Scope::Type(of) = paused {
+                kinds.insert(of, begin(of));
+            }
         }
         for (id, event) in &self.events {
-            let (_, kind) = &event.kind;
-            // Settled events make an entry, too: their kind can be paused.
-            let stats = kinds.entry(kind).or_insert_with(|| of(kind));
+            // Settled events make an entry, too: their type can be paused.
+            let stats = kinds.entry(&event.of).or_insert_with(|| begin(&event.of));
             // Most events are settled: they are passed over quickly.
             if let Place::Ended { state, .. } = event.place
                 && state != EventState::Dead
@@ -89,7 +98,7 @@ impl State {
         }
         for (id, _) in self.blocking() {
             if let Some(event) = self.events.get(&id)
-                && let Some(stats) = kinds.get_mut(&event.kind.1)
+                && let Some(stats) = kinds.get_mut(&event.of)
             {
                 stats.blocking += 1;
             }
@@ -108,7 +117,7 @@ impl State {
                 count.minute,
                 count.series,
                 count.process,
-                count.kind,
+                (count.route, count.kind),
                 count.outcome,
             );
             let new = (count.number, count.sample);
@@ -121,12 +130,14 @@ impl State {
 
     fn counts(&self, of: &CountsOf) -> Vec<Count> {
         let mut sums = Sums::new(of.clone());
-        for ((_, minute, series, process, kind, outcome), (number, sample)) in &self.counts {
+        for ((_, minute, series, process, (route, kind), outcome), (number, sample)) in &self.counts
+        {
             if of.series.contains(series) && (of.from..of.until).contains(minute) {
                 sums.add(Count {
                     minute: *minute,
                     process: *process,
                     series: *series,
+                    route: route.clone(),
                     kind: kind.clone(),
                     outcome: outcome.clone(),
                     number: *number,
@@ -148,13 +159,13 @@ impl State {
                 let Some((number, _)) = self.counts.remove(&row) else {
                     continue;
                 };
-                let (_, minute, series, _, kind, outcome) = row;
+                let (_, minute, series, _, of, outcome) = row;
                 if let Some(span) = SPANS.get(at + 1)
                     // A budget reads the last hour alone, so its old rows are deleted.
                     && series != Series::Budget
                 {
                     // For all processes together, since each restart makes a new number of a process.
-                    let first = (*span, minute - minute % span, series, 0, kind, outcome);
+                    let first = (*span, minute - minute % span, series, 0, of, outcome);
                     let (sum, _) = self.counts.entry(first).or_default();
                     *sum = series.join(*sum, number);
                 }

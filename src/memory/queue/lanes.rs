@@ -62,7 +62,7 @@ impl State {
             return false;
         };
         [&self.ready, &self.suspects].iter().any(|ready| {
-            let events = ready.get(&event.kind);
+            let events = ready.get(&event.of);
             events.is_some_and(|events| events.contains(&(due, id)))
         })
     }
@@ -78,13 +78,13 @@ impl State {
             return;
         }
         let event = self.event(id);
-        let (kind, is_suspect) = (event.kind.clone(), event.crashes > 0);
+        let (of, is_suspect) = (event.of.clone(), event.crashes > 0);
         let ready = match is_suspect {
             // Apart, since a claim takes only a few of them at a time: each may crash its process again.
             true => &mut self.suspects,
             false => &mut self.ready,
         };
-        ready.entry(kind).or_default().insert((due, id));
+        ready.entry(of).or_default().insert((due, id));
     }
 
     pub(super) fn unset_ready(&mut self, id: i64) {
@@ -92,13 +92,13 @@ impl State {
         let Place::Line { due } = event.place else {
             return;
         };
-        let kind = event.kind.clone();
+        let of = event.of.clone();
         for ready in [&mut self.ready, &mut self.suspects] {
-            if let Some(events) = ready.get_mut(&kind) {
+            if let Some(events) = ready.get_mut(&of) {
                 events.remove(&(due, id));
                 // The header that names a kind is not signed, so forged kinds must leave nothing behind.
                 if events.is_empty() {
-                    ready.remove(&kind);
+                    ready.remove(&of);
                 }
             }
         }

@@ -74,7 +74,8 @@ impl State {
         };
         EventSummary {
             id: EventId(id),
-            kind: event.kind.1.clone(),
+            route: event.of.route.clone(),
+            kind: event.of.kind.clone(),
             key: event.key.clone(),
             chat: event.chat.clone(),
             state,

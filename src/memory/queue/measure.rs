@@ -13,6 +13,7 @@ impl MeasureTables for MemoryQueue {
         Ok(Tables {
             bytes: state.bytes,
             identity: state.identity,
+            is_writable: true,
         })
     }
 }

@@ -22,10 +22,10 @@ use http::HeaderMap;
 use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
-use crate::event::EventKind;
 use crate::inbox::Queue;
-use crate::inbox::event::{EventState, Lane, Namespace};
+use crate::inbox::event::{EventState, Lane};
 use crate::lock::lock;
+use crate::route::{EventType, Scope};
 
 /// Keeps events in memory: for tests, and for the sandbox.
 ///
@@ -48,11 +48,11 @@ use crate::lock::lock;
 ///
 /// use axum::body::Body;
 /// use axum::http::{Request, StatusCode};
-/// use tower::{Layer, ServiceExt};
+/// use tower::ServiceExt;
 /// use tower_webhook::event::ChatRated;
 /// use tower_webhook::inbox::{EventState, Filter, Inbox, Page};
 /// use tower_webhook::memory::MemoryQueue;
-/// use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+/// use tower_webhook::{Delivery, EventRouter, Secret, Webhooks};
 ///
 /// #[tokio::main(flavor = "current_thread", start_paused = true)] // in a test, #[tokio::test(start_paused = true)]
 /// async fn main() {
@@ -64,8 +64,8 @@ use crate::lock::lock;
 ///     });
 ///     let secret = Secret::new("secret").unwrap();
 ///     let inbox = Inbox::new(MemoryQueue::new());
-///     let worker = inbox.worker(events).spawn();
-///     let webhooks = SignatureLayer::new(secret.clone()).layer(inbox.accept());
+///     let webhooks = Webhooks::new(secret.clone()).inbox(inbox.clone());
+///     let (webhooks, running) = webhooks.start(events).unwrap();
 ///
 ///     let body = r#"{"id":"chat-1","rating":1}"#;
 ///     let request = Request::post("/webhooks")
@@ -89,7 +89,7 @@ use crate::lock::lock;
 ///     assert_eq!(listed[0].state, EventState::Dead);
 ///     let event = inbox.get(listed[0].id).await.unwrap().unwrap();
 ///     assert_eq!(event.failures[0].failure.reason, "the CRM is down");
-///     worker.drain(Duration::ZERO).await.unwrap();
+///     running.drain(Duration::ZERO).await.unwrap();
 /// }
 /// ```
 #[derive(Clone, Default)]
@@ -126,8 +126,7 @@ partial_debug!(MemoryQueue, |it| events = it.lock().events.len());
 /// The name of an event that is due, in the order in which events are taken.
 type Due = (Instant, i64);
 
-/// A kind in a namespace.
-type Kind = (Namespace, EventKind);
+type Ready = BTreeMap<EventType, BTreeSet<Due>>;
 
 struct State {
     /// When the current operation began.
@@ -150,16 +149,15 @@ struct State {
     /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only those
     /// that returned meanwhile stand before it.
     busy: HashMap<Lane, i64>,
-    /// The events that can be taken when they are due, by kind.
-    ready: BTreeMap<Kind, BTreeSet<Due>>,
+    /// The events that can be taken when they are due, by type.
+    ready: Ready,
     /// Those of them that crashed before.
-    suspects: BTreeMap<Kind, BTreeSet<Due>>,
+    suspects: Ready,
     /// The events in progress, by the end of their leases.
     taken: BTreeSet<Due>,
     /// The events that return to their lanes when they are due.
     aside: BTreeSet<Due>,
-    paused: BTreeMap<EventKind, Paused>,
-    all_paused: Option<Paused>,
+    paused: BTreeMap<Scope, Paused>,
     /// What persons did, by number.
     actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
@@ -188,7 +186,6 @@ impl Default for State {
             taken: BTreeSet::new(),
             aside: BTreeSet::new(),
             paused: BTreeMap::new(),
-            all_paused: None,
             actions: BTreeMap::new(),
             last_action: 0,
             counts: count::Counts::default(),
@@ -204,7 +201,7 @@ struct KnownKey {
 }
 
 struct Event {
-    kind: Kind,
+    of: EventType,
     key: Option<IdempotencyKey>,
     body: Option<Bytes>,
     headers: HeaderMap,

@@ -28,8 +28,6 @@ pub(crate) enum Value {
     Numbers(Vec<Option<i64>>),
     Flags(Vec<bool>),
     Texts(Vec<String>),
-    /// An array of texts that may be NULL.
-    OptionalTexts(Option<Vec<String>>),
     Blobs(Vec<Option<Bytes>>),
 }
 
@@ -53,7 +51,6 @@ impl Value {
             Self::Numbers(numbers) => query.bind(numbers.as_slice()),
             Self::Flags(flags) => query.bind(flags.as_slice()),
             Self::Texts(texts) => query.bind(texts.as_slice()),
-            Self::OptionalTexts(texts) => query.bind(texts.as_deref()),
             Self::Blobs(blobs) => {
                 query.bind(blobs.iter().map(Option::as_deref).collect::<Vec<_>>())
             }

@@ -35,11 +35,23 @@ BEGIN
     FROM {schema}.keys k WHERE k.key = p_key;
 END $tower_webhook$;
 
--- Whether a kind is paused, or everything.
-CREATE FUNCTION {schema}.is_paused(p_name text) RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
-BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.kinds WHERE name = ANY (ARRAY['', p_name]) AND namespace = 0 AND paused > 0);
-END $tower_webhook$;
+-- Those of the kinds of which events can be taken: at these routes, and not paused. At those in `p_limited`, only the kinds
+-- in `p_only` can be, and at none those in `p_except`; both have the names of routes in front: `github/push`. Planned as a
+-- part of the statement that calls it.
+CREATE FUNCTION {schema}.open_kinds(
+    p_kinds integer[], p_routes text[], p_limited text[], p_only text[], p_except text[]
+)
+RETURNS SETOF {schema}.kinds LANGUAGE sql STABLE AS $tower_webhook$
+    SELECT k.* FROM {schema}.kinds k
+    WHERE k.id = ANY (p_kinds) AND k.route = ANY (p_routes)
+        AND (k.route <> ALL (p_limited) OR k.route || '/' || k.name = ANY (p_only))
+        AND k.route || '/' || k.name <> ALL (p_except)
+        -- Its own pause, that of its route, or that of everything. No row has a name and no route.
+        AND NOT EXISTS (
+            SELECT FROM {schema}.kinds p
+            WHERE p.name = ANY (ARRAY['', k.name]) AND p.route = ANY (ARRAY['', k.route]) AND p.paused > 0
+        )
+$tower_webhook$;
 
 -- Records keys as done: those of the events that have a number. Returns how many were free.
 CREATE FUNCTION {schema}.keep_keys(p_keys uuid[], p_bodies uuid[], p_retains bigint[], p_seqs bigint[], p_now bigint)
@@ -70,11 +82,11 @@ BEGIN
 END $tower_webhook$;
 
 -- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
--- does. `p_kinds` are positions in `p_names` and `p_namespaces`. Keys are locked first, in their own order, and then rows in that of
--- lanes, so that two batches do not wait for each other; kinds before both. The rows of the result have positions in the arrays, and are
--- in no order.
+-- does. `p_kinds` are positions in `p_names` and `p_routes`. Keys are locked first, in their own order, and then rows in
+-- that of lanes, so that two batches do not wait for each other; kinds before both. The rows of the result have positions in
+-- the arrays, and are in no order.
 CREATE FUNCTION {schema}.accept(
-    p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_namespaces bigint[],
+    p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_routes text[],
     p_kinds bigint[], p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
     p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
@@ -87,7 +99,7 @@ DECLARE
     v_count integer := cardinality(p_kinds);
     v_at bigint;
     v_kind text;
-    v_namespace bigint;
+    v_route text;
     v_id integer;
     v_ids integer[] := array_fill(NULL::integer, ARRAY[cardinality(p_names)]);
     v_open boolean[] := array_fill(NULL::boolean, ARRAY[cardinality(p_names)]);
@@ -140,24 +152,24 @@ BEGIN
         -- After the look at the keys, as a copy of a delivery may have any kind. In the order of names, so that two
         -- batches do not wait for each other.
         IF round = 1 THEN
-            FOR v_at, v_kind, v_namespace IN
-                SELECT n.at, n.name, n.namespace
-                FROM unnest(p_names, p_namespaces) WITH ORDINALITY AS n (name, namespace, at)
+            FOR v_at, v_kind, v_route IN
+                SELECT n.at, n.name, n.route
+                FROM unnest(p_names, p_routes) WITH ORDINALITY AS n (name, route, at)
                 WHERE n.at = ANY (ARRAY(SELECT e.kind FROM unnest(p_kinds, v_is_left) AS e (kind, is_left) WHERE is_left))
-                ORDER BY n.name COLLATE "C", n.namespace
+                ORDER BY n.name COLLATE "C", n.route COLLATE "C"
             LOOP
                 SELECT k.id INTO v_id
-                FROM {schema}.kinds k WHERE k.name = v_kind AND k.namespace = v_namespace AND k.is_seen;
+                FROM {schema}.kinds k WHERE k.name = v_kind AND k.route = v_route AND k.is_seen;
                 -- It is not deleted before the end of the transaction.
                 IF v_id > 8 THEN PERFORM FROM {schema}.kinds k WHERE k.id = v_id FOR KEY SHARE; END IF;
                 IF NOT FOUND THEN
-                    INSERT INTO {schema}.kinds AS k (name, namespace, is_seen)
-                    VALUES (v_kind, v_namespace, true)
-                    ON CONFLICT (name, namespace) DO UPDATE SET is_seen = true
+                    INSERT INTO {schema}.kinds AS k (name, route, is_seen)
+                    VALUES (v_kind, v_route, true)
+                    ON CONFLICT (name, route) DO UPDATE SET is_seen = true
                     RETURNING k.id INTO v_id;
                 END IF;
                 v_ids[v_at] := v_id;
-                v_open[v_at] := NOT {schema}.is_paused(v_kind);
+                v_open[v_at] := EXISTS (SELECT FROM {schema}.open_kinds(ARRAY[v_id], ARRAY[v_route], '{}', '{}', '{}'));
             END LOOP;
         END IF;
         v_new := ARRAY(

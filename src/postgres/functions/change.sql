@@ -131,7 +131,7 @@ BEGIN
     ELSIF v_at.o_table = 'head' THEN
         SELECT failures INTO v_failures FROM {schema}.head WHERE lane = v_at.o_lane AND own = v_at.o_own;
         DELETE FROM {schema}.dead WHERE seq = p_seq;
-        PERFORM {schema}.advance(v_at.o_lane, v_at.o_own, NULL, NULL, NULL, NULL);
+        PERFORM {schema}.advance(v_at.o_lane, v_at.o_own, NULL, NULL, NULL, NULL, NULL);
     ELSE
         DELETE FROM {schema}.dead WHERE seq = p_seq RETURNING failures INTO v_failures;
     END IF;

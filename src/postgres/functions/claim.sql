@@ -21,8 +21,8 @@ BEGIN
 END $tower_webhook$;
 
 -- Notes the time of the server's clock. If the clock was set back, due times of before are set back as well, and so are
--- leases that end later than one of `p_lease` that begins now. Returns by how much. Rows that others have locked at that
--- moment keep their times: whoever tried again could not tell them from those that were set back.
+-- leases that end later than one of `p_lease` that begins now, the longest there is. Returns by how much. Rows that others
+-- have locked at that moment keep their times: whoever tried again could not tell them from those that were set back.
 CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
 SET jit = off SET enable_seqscan = off AS $tower_webhook$
 DECLARE
@@ -75,20 +75,6 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
--- Whether events of the kind can be taken.
-CREATE FUNCTION {schema}.is_open(p_kind integer, p_namespace bigint, p_only text[], p_except text[])
-RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
-BEGIN
-    RETURN EXISTS (
-        SELECT FROM {schema}.kinds k
-        WHERE k.id = p_kind
-            AND k.namespace = p_namespace
-            AND (p_only IS NULL OR k.name = ANY (p_only))
-            AND k.name <> ALL (p_except)
-            AND NOT {schema}.is_paused(k.name)
-    );
-END $tower_webhook$;
-
 -- Whether another transaction has locked a row of `head`. Otherwise this one has, if there is such a row. Nobody waits: an
 -- operator's transaction, or one that stands still, concerns its own chats only.
 CREATE FUNCTION {schema}.is_locked(p_lane bigint, p_own bigint) RETURNS boolean
@@ -99,21 +85,25 @@ BEGIN
 END $tower_webhook$;
 
 -- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due
--- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
+-- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same durations ends between now and
 -- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
 -- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
 -- of its lane. So the caller has to claim without a floor from time to time. Only events with numbers from `p_first` to
 -- `p_last` are taken.
 --
--- The last row has no number. It contains the time until there may be more, the next floor, how long the claim took, and
--- by how much the clock was set back.
+-- `p_leases`, `p_busy` and `p_most` have an element for each of `p_routes`. Suspects come first. Each event is of the
+-- route with the fewest attempts in progress, and no route has more than `p_most` of them.
+--
+-- The last row has no number. It contains the time until there may be more of the routes with fewer than that, the next
+-- floor, how long the claim took, and by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
-    p_lease bigint, p_namespace bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
-    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_first bigint, p_last bigint
+    p_routes text[], p_leases bigint[], p_busy bigint[], p_most bigint[], p_limited text[], p_only text[],
+    p_except text[], p_limit bigint, p_suspects bigint, p_kinds integer[], p_ready bigint, p_crashed bigint,
+    p_leased bigint, p_first bigint, p_last bigint
 )
 RETURNS TABLE (
-    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
-    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
+    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_route text, o_kind text, o_key bytea,
+    o_body bytea, o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
     o_tried_for bigint, o_uncounted integer, o_next_due bigint,
     o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint, o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
@@ -124,8 +114,15 @@ DECLARE
     -- So many kinds are visited without a look at which have work: it would read deleted rows, too.
     c_few CONSTANT bigint := 100;
     v_now bigint := {schema}.micros();
+    v_shortest bigint;
+    v_longest bigint;
     v_set_back bigint;
     v_kinds integer[];
+    -- The positions of their routes, and the next lease of each that ends.
+    v_at integer[];
+    v_leased bigint[];
+    -- Those whose routes may have more attempts.
+    v_open integer[];
     v_is_whole boolean;
     v_next bigint;
     v_returned bigint := 0;
@@ -134,10 +131,11 @@ DECLARE
     v_taken bigint := 0;
     v_again boolean;
     v_aside {schema}.aside%ROWTYPE;
-    v_head {schema}.head%ROWTYPE;
+    v_head record;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    v_set_back := {schema}.tick(v_now, p_lease);
+    SELECT min(lease), max(lease) INTO v_shortest, v_longest FROM unnest(p_leases) AS lease;
+    v_set_back := {schema}.tick(v_now, v_longest);
     FOR v_aside IN
         SELECT * FROM {schema}.aside WHERE due <= v_now AND NOT {schema}.is_locked(lane, 0)
         ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
@@ -149,10 +147,7 @@ BEGIN
         p_crashed := least(p_crashed, v_aside.due);
     END LOOP;
     IF (SELECT count(*) FROM (SELECT FROM {schema}.kinds LIMIT c_few + 1) AS k) <= c_few THEN
-        v_kinds := ARRAY(
-            SELECT k.id FROM {schema}.kinds k
-            WHERE k.is_seen AND {schema}.is_open(k.id, p_namespace, p_only, p_except) ORDER BY k.id
-        );
+        v_kinds := ARRAY(SELECT k.id FROM {schema}.kinds k WHERE k.is_seen);
     ELSE
         -- Those that have work.
         v_kinds := ARRAY(
@@ -164,60 +159,56 @@ BEGIN
                     WHERE h.kind > b.kind ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1
                 ) FROM busy b WHERE b.kind IS NOT NULL
             )
-            SELECT b.kind FROM (SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside) AS b
-            WHERE {schema}.is_open(b.kind, p_namespace, p_only, p_except) ORDER BY b.kind
+            SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside
         );
     END IF;
+    SELECT coalesce(array_agg(k.id ORDER BY k.id), '{}'), array_agg(array_position(p_routes, k.route) ORDER BY k.id)
+    INTO v_kinds, v_at FROM {schema}.open_kinds(v_kinds, p_routes, p_limited, p_only, p_except) AS k;
     IF v_kinds <> p_kinds OR v_set_back > 0 OR greatest(p_ready, p_crashed) > v_now THEN
         SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
     END IF;
     v_is_whole := p_ready = 0;
-    IF v_returned = 100 THEN
-        v_next := v_now;
-    ELSE
-        SELECT a.due INTO v_next FROM {schema}.aside a
-        WHERE a.due > v_now AND a.kind = ANY (v_kinds) ORDER BY a.due, a.seq LIMIT 1;
-    END IF;
     -- What is in progress elsewhere is due when its lease expires.
-    SELECT min(leased.due) INTO o_leased
-    FROM unnest(v_kinds) AS o (kind)
-    CROSS JOIN LATERAL (
-        SELECT h.due FROM {schema}.head h
-        WHERE h.kind = o.kind AND h.is_suspect AND h.due > greatest(v_now, p_leased - 1)
-        ORDER BY h.due, h.seq LIMIT 1
-    ) AS leased;
-    v_next := least(v_next, o_leased);
+    v_leased := ARRAY(
+        SELECT (
+            SELECT h.due FROM {schema}.head h
+            WHERE h.kind = o.kind AND h.is_suspect AND h.due > greatest(v_now, p_leased - 1)
+            ORDER BY h.due, h.seq LIMIT 1
+        ) FROM unnest(v_kinds) AS o (kind)
+    );
 
     LOOP
         v_again := false;
         v_left := p_limit - v_taken;
         FOR v_head IN
-            WITH clean AS MATERIALIZED (
-                SELECT found.* FROM unnest(v_kinds) AS o (kind)
+            WITH found AS MATERIALIZED (
+                SELECT r.at, r.busy, r.most, h.*
+                FROM unnest(p_busy, p_most) WITH ORDINALITY AS r (busy, most, at)
+                CROSS JOIN (VALUES (false, p_ready, v_left), (true, p_crashed, v_suspects)) AS s (is_suspect, due, most)
+                CROSS JOIN LATERAL (SELECT least(v_left, s.most, greatest(r.most - r.busy, 0))) AS room (most)
                 CROSS JOIN LATERAL (
-                    SELECT h.* FROM {schema}.head h
-                    WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready AND h.due <= v_now
-                        AND h.seq BETWEEN p_first AND p_last
-                    ORDER BY h.due, h.seq LIMIT v_left
-                    FOR UPDATE SKIP LOCKED
-                ) AS found
-            ), suspect AS MATERIALIZED (
-                SELECT found.* FROM unnest(v_kinds) AS o (kind)
-                CROSS JOIN LATERAL (
-                    SELECT h.* FROM {schema}.head h
-                    WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
-                        AND h.seq BETWEEN p_first AND p_last
-                    ORDER BY h.due, h.seq LIMIT least(v_left, v_suspects)
-                    FOR UPDATE SKIP LOCKED
-                ) AS found
+                    SELECT h.*, row_number() OVER (ORDER BY h.due, h.seq) AS turn
+                    FROM unnest(v_kinds, v_at) AS o (kind, at)
+                    CROSS JOIN LATERAL (
+                        SELECT h.* FROM {schema}.head h
+                        WHERE h.kind = o.kind AND h.is_suspect = s.is_suspect AND h.due >= s.due AND h.due <= v_now
+                            AND h.seq BETWEEN p_first AND p_last
+                        ORDER BY h.due, h.seq LIMIT room.most
+                        FOR UPDATE SKIP LOCKED
+                    ) AS h
+                    WHERE o.at = r.at ORDER BY h.due, h.seq LIMIT room.most
+                ) AS h
+            ), suspects AS MATERIALIZED (
+                SELECT f.*, busy + turn AS nth FROM found f WHERE is_suspect ORDER BY nth, due, seq LIMIT v_suspects
             )
             SELECT * FROM (
-                SELECT * FROM clean
+                SELECT * FROM suspects
                 UNION ALL
-                (SELECT * FROM suspect ORDER BY due, seq LIMIT v_suspects)
-            ) AS found
+                SELECT f.*, busy + turn + (SELECT count(*) FROM suspects s WHERE s.at = f.at)
+                FROM found f WHERE NOT is_suspect
+            ) AS f
             -- Suspects were in progress before all that waits.
-            ORDER BY is_suspect DESC, due, seq LIMIT v_left
+            WHERE nth <= most ORDER BY is_suspect DESC, nth, due, seq LIMIT v_left
         LOOP
             IF v_head.fence IS NOT NULL THEN
                 v_head.crashes := v_head.crashes + 1;
@@ -235,17 +226,19 @@ BEGIN
                 END IF;
             END IF;
             UPDATE {schema}.head h SET
-                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = {schema}.new_fence()
+                due = v_now + p_leases[v_head.at], crashes = v_head.crashes, is_suspect = true,
+                fence = {schema}.new_fence()
             WHERE h.lane = v_head.lane AND h.own = v_head.own
             RETURNING h.fence INTO o_fence;
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
-            SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
-                v_head.failures, v_head.crashes,
+            p_busy[v_head.at] := p_busy[v_head.at] + 1;
+            SELECT v_head.seq, v_head.lane, v_head.own = 0, k.route, k.name, e.key, e.body, e.headers, e.accepted,
+                e.is_redriven, v_head.failures, v_head.crashes,
                 CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END,
                 v_head.uncounted
-            INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-                o_failures, o_crashes, o_tried_for, o_uncounted
+            INTO o_seq, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
+                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
             -- Of one that cannot be read, too.
             SELECT v_head.seq, v_head.lane, v_head.crashes INTO o_seq, o_place, o_crashes;
@@ -254,22 +247,32 @@ BEGIN
         EXIT WHEN NOT v_again;
     END LOOP;
 
-    SELECT min(ready.due) INTO o_ready
+    -- The floor is below all that was left. The next time is that of routes which may have more attempts.
+    v_open := ARRAY(SELECT o.kind FROM unnest(v_kinds, v_at) AS o (kind, at) WHERE p_busy[o.at] < p_most[o.at]);
+    IF v_returned = 100 THEN
+        v_next := v_now;
+    ELSE
+        SELECT a.due INTO v_next FROM {schema}.aside a
+        WHERE a.due > v_now AND a.kind = ANY (v_open) ORDER BY a.due, a.seq LIMIT 1;
+    END IF;
+    SELECT min(o.due), least(v_next, min(o.due) FILTER (WHERE o.kind = ANY (v_open))) INTO o_leased, v_next
+    FROM unnest(v_kinds, v_leased) AS o (kind, due);
+    SELECT min(ready.due), least(v_next, min(ready.due) FILTER (WHERE o.kind = ANY (v_open))) INTO o_ready, v_next
     FROM unnest(v_kinds) AS o (kind)
     CROSS JOIN LATERAL (
         SELECT h.due FROM {schema}.head h
         WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready ORDER BY h.due, h.seq LIMIT 1
     ) AS ready;
-    v_next := least(v_next, o_ready);
     IF p_suspects > 0 OR v_is_whole THEN
-        SELECT min(crashed.due) INTO o_crashed
+        SELECT min(crashed.due),
+            least(v_next, min(crashed.due) FILTER (WHERE o.kind = ANY (v_open) AND v_suspects > 0))
+        INTO o_crashed, v_next
         FROM unnest(v_kinds) AS o (kind)
         CROSS JOIN LATERAL (
             SELECT h.due FROM {schema}.head h
             WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
             ORDER BY h.due, h.seq LIMIT 1
         ) AS crashed;
-        IF v_suspects > 0 THEN v_next := least(v_next, o_crashed); END IF;
         o_crashed := least(o_crashed, v_now - c_slack);
     ELSE
         o_crashed := p_crashed;
@@ -278,7 +281,7 @@ BEGIN
     o_next_due := CASE WHEN v_next IS NOT NULL THEN greatest(v_next - v_now, 0) END;
     o_kinds := v_kinds;
     o_ready := least(o_ready, v_now - c_slack);
-    o_leased := least(o_leased, v_now - c_slack + p_lease);
+    o_leased := coalesce(least(o_leased, v_now - c_slack + v_shortest), 0);
     o_took := {schema}.micros() - v_now;
     o_set_back := v_set_back;
     RETURN NEXT;

@@ -1,9 +1,9 @@
 -- Who is first in a lane. The others wait behind it.
 
 -- Removes an event from the head, whose row is locked, and makes the next one of the lane the head. With a lease, that
--- one is taken if it can be: then its row is returned.
+-- one is taken if it is of the route and can be: then its row is returned.
 CREATE FUNCTION {schema}.advance(
-    p_lane bigint, p_own bigint, p_lease bigint, p_namespace bigint, p_only text[], p_except text[]
+    p_lane bigint, p_own bigint, p_lease bigint, p_route text, p_limited text[], p_only text[], p_except text[]
 )
 RETURNS {schema}.head LANGUAGE plpgsql AS $tower_webhook$
 DECLARE
@@ -22,7 +22,7 @@ BEGIN
     DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq RETURNING due INTO v_next.due;
     IF p_lease IS NOT NULL
         AND v_next.due <= {schema}.micros()
-        AND {schema}.is_open(v_next.kind, p_namespace, p_only, p_except)
+        AND EXISTS (SELECT FROM {schema}.open_kinds(ARRAY[v_next.kind], ARRAY[p_route], p_limited, p_only, p_except))
     THEN
         v_fence := {schema}.new_fence();
         v_next.due := {schema}.micros() + p_lease;

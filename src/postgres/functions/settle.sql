@@ -106,18 +106,19 @@ BEGIN
 END $tower_webhook$;
 
 -- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends`
--- are `released`, `retry`, or the state that follows. `p_uncounted` is 0 for a failure that counts. The attempts have the same namespace and kinds that can be taken. The rows of
--- the result have positions in the arrays, and the next event of the lane, if it was taken.
+-- are `released`, `retry`, or the state that follows. `p_uncounted` is 0 for a failure that counts. Next events are taken
+-- with `p_leases` at `p_routes`. The rows of the result have positions in the arrays, and the next event of the lane, if it
+-- was taken.
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_uncounted bigint[],
-    p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_namespace bigint, p_only text[], p_except text[],
-    p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+    p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_routes text[], p_limited text[], p_only text[],
+    p_except text[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
 RETURNS TABLE (
     o_at bigint, o_is_held boolean,
-    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
-    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint,
-    o_uncounted integer
+    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_route text, o_kind text, o_key bytea,
+    o_body bytea, o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
+    o_tried_for bigint, o_uncounted integer
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -165,9 +166,9 @@ BEGIN
     v_others := v_others || v_moving;
     RETURN QUERY
     SELECT
-        e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::bytea,
-        NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint,
-        NULL::integer
+        e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::text,
+        NULL::bytea, NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer,
+        NULL::bigint, NULL::integer
     FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
 
     FOREACH o_at IN ARRAY v_others LOOP
@@ -191,13 +192,15 @@ BEGIN
         END IF;
         -- As for an acceptance, nothing is taken late.
         IF {schema}.micros() - v_now > 1000000 THEN p_leases[o_at] := NULL; END IF;
-        v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_namespace, p_only, p_except);
+        v_head := {schema}.advance(
+            p_places[o_at], v_own, p_leases[o_at], p_routes[o_at], p_limited, p_only, p_except
+        );
         IF v_head.seq IS NOT NULL THEN
-            SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
-                e.is_redriven, v_head.failures, v_head.crashes,
+            SELECT v_head.seq, v_head.fence, v_head.lane, true, k.route, k.name, e.key, e.body, e.headers,
+                e.accepted, e.is_redriven, v_head.failures, v_head.crashes,
                 CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END, v_head.uncounted
-            INTO o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-                o_failures, o_crashes, o_tried_for, o_uncounted
+            INTO o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
+                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
         END IF;
         RETURN NEXT;

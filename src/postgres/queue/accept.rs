@@ -43,7 +43,10 @@ impl Accept {
 #[async_trait]
 impl AcceptEvents for Accept {
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted> {
-        let take = take.filter(|take| take.kinds.takes(event.namespace, event.delivery.kind()));
+        let take = take.filter(|take| {
+            take.kinds
+                .takes(event.delivery.route(), event.delivery.kind())
+        });
         let lease = take.map(|take| micros(take.lease));
         let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
         if let Accepted::New {
@@ -92,12 +95,12 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
     let bytes = |bytes: fn(&NewEvent) -> Option<Bytes>| Value::Blobs(events().map(bytes).collect());
     let numbers =
         |number: fn(&NewEvent) -> Option<i64>| Value::Numbers(events().map(number).collect());
-    let kind = |event: &'a NewEvent| (event.delivery.kind(), event.namespace);
+    let kind = |event: &'a NewEvent| (event.delivery.kind(), event.delivery.route());
     let mut kinds: Vec<_> = events().map(kind).collect();
     kinds.sort();
     kinds.dedup();
     let names = kinds.iter().map(|(name, _)| name.to_string()).collect();
-    let namespaces = kinds.iter().map(|(_, namespace)| Some(namespace.0));
+    let routes = kinds.iter().map(|(_, route)| route.to_string()).collect();
     // Positions in an array of SQL begin with 1.
     let kind = events().map(|event| {
         let at = kinds.partition_point(|before| *before <= kind(event));
@@ -111,7 +114,7 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         ids(|event| event.guard.as_ref().map(EventKey::key)),
         ids(|event| event.guard.as_ref().map(EventKey::body)),
         Value::Texts(names),
-        Value::Numbers(namespaces.collect()),
+        Value::Texts(routes),
         Value::Numbers(kind.collect()),
         bytes(|event| {
             let key = event.delivery.key()?;

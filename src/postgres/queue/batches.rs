@@ -80,7 +80,7 @@ pub(super) trait Call: Clone + Send + 'static {
     /// Whether its statement may take events, and has the number of the call as its last parameter.
     const TAKES: bool = false;
 
-    /// The kinds of which an event may be taken. One statement has one set of them.
+    /// The kinds of which an event may be taken. One statement has one set of them for each route.
     fn kinds(&self) -> Option<&Kinds> {
         None
     }
@@ -205,7 +205,7 @@ impl<C: Call> Batches<C> {
     fn next(&self) -> Vec<Job<C>> {
         let mut state = lock(&self.state);
         let mut jobs: Vec<Job<C>> = Vec::new();
-        let mut kinds: Option<Kinds> = None;
+        let mut kinds: Vec<Kinds> = Vec::new();
         // Their callers have given up, and they took no effect. Their kinds must not keep others waiting.
         state.waiting.retain(|job| !job.caller.is_closed());
         let mut aside = Vec::new();
@@ -220,13 +220,13 @@ impl<C: Call> Batches<C> {
                 aside.extend(state.waiting.pop_front());
                 continue;
             }
-            let others = job.call.kinds();
-            if let (Some(kinds), Some(others)) = (&kinds, others)
-                && kinds != others
-            {
-                break;
+            if let Some(of) = job.call.kinds() {
+                match kinds.iter().find(|kinds| kinds.route == of.route) {
+                    Some(kinds) if kinds != of => break,
+                    Some(_) => {}
+                    None => kinds.push(of.clone()),
+                }
             }
-            kinds = kinds.or_else(|| others.cloned());
             jobs.extend(state.waiting.pop_front());
         }
         state.put_back(aside);
@@ -475,6 +475,32 @@ mod tests {
         ends.notify_one();
         let last = timeout(Duration::from_secs(15), last).await;
         last.expect("it is stranded").unwrap().unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_statement_has_one_set_of_kinds_for_each_route() {
+        let sizes = Arc::new(Mutex::new(Vec::new()));
+        let all = Arc::clone(&sizes);
+        let execute = move |calls: Vec<Any>| {
+            all.lock().unwrap().push(calls.len());
+            async move { Executed::Done(calls.iter().map(|_| Ok(None)).collect()) }
+        };
+        let (batches, _) = batches(execute);
+        let crm = Kinds::all().at("crm".parse().unwrap());
+        let other = crm.clone().except([EventKind::CHAT_RATED]);
+        let kinds = [
+            Kinds::all(),
+            crm.clone(),
+            Kinds::all(),
+            crm,
+            other,
+            Kinds::all(),
+        ];
+        let calls = kinds.map(|kinds| batches.call(Any(kinds, false)));
+        for answer in futures_util::future::join_all(calls).await {
+            answer.unwrap();
+        }
+        assert_eq!(*sizes.lock().unwrap(), [4, 2]);
     }
 
     /// Nobody sees the row that the statement waits for, as another transaction is about to insert it.

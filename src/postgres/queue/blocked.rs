@@ -4,14 +4,14 @@ use sqlx::postgres::PgRow;
 
 use super::places::with_last_failures;
 use super::{parameters, rows};
-use crate::inbox::event::{EventId, Lane};
+use crate::inbox::event::EventId;
 use crate::inbox::records::BlockedLane;
 use crate::postgres::engine::{Value, column};
 use crate::store::OpenError as Error;
 
 /// The number of such lanes by kind, where a statement has a `clock`.
 pub(super) const COUNT: &str = "SELECT o_kind, count(*) AS lanes
-            FROM {schema}.blocked((SELECT now FROM clock), NULL) GROUP BY o_kind";
+            FROM {schema}.blocked((SELECT now FROM clock), '{}') GROUP BY o_kind";
 
 /// A statement for a page of such lanes.
 pub(super) fn lanes() -> String {
@@ -19,9 +19,9 @@ pub(super) fn lanes() -> String {
     format!("{page} ORDER BY seq")
 }
 
-pub(super) fn values(chat: Option<&str>, after: Option<EventId>, limit: usize) -> [Value; 3] {
+pub(super) fn values(lanes: Vec<i64>, after: Option<EventId>, limit: usize) -> [Value; 3] {
     [
-        Value::Optional(chat.map(|chat| Lane::of_chat(chat).0)),
+        Value::numbers(lanes),
         Value::Number(after.map_or(i64::MIN, |id| id.0)),
         parameters::number(limit),
     ]

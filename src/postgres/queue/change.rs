@@ -1,4 +1,4 @@
-//! Persons change events, one by one or all that match, and pause kinds. Concurrent changes of one share a statement.
+//! Persons change events, one by one or all that match, and pause some of them. Concurrent changes of one share a statement.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use sqlx::postgres::PgRow;
 use super::actions;
 use super::batches::{Batches, Call, Result};
 use super::database::Database;
-use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, paused};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::ChangeEvents;
 use crate::inbox::records::Change;
 use crate::postgres::engine::{Value, column, corrupt};
+use crate::route::Scope;
 use crate::store::OpenError as Error;
 
 /// Many events at once, in their order.
@@ -21,11 +21,11 @@ const CHANGE: &str = "SELECT o_answer FROM {schema}.change($1, $2, $3, $4, $5) O
 
 const PAUSE: &str = "
     WITH paused AS (
-        INSERT INTO {schema}.kinds (name, is_seen, paused, note)
-        VALUES ($1, false, CASE WHEN $2 > 0 THEN {schema}.micros() ELSE 0 END, CASE WHEN $2 > 0 THEN $3 END)
-        ON CONFLICT (name, namespace) DO UPDATE SET paused = excluded.paused, note = excluded.note
+        INSERT INTO {schema}.kinds (name, route, is_seen, paused, note)
+        VALUES ($1, $2, false, CASE WHEN $3 > 0 THEN {schema}.micros() ELSE 0 END, CASE WHEN $3 > 0 THEN $4 END)
+        ON CONFLICT (name, route) DO UPDATE SET paused = excluded.paused, note = excluded.note
     )
-    INSERT INTO {schema}.actions (at, who, reason, what, about, changed) VALUES ({schema}.micros(), $4, $5, $6, $1, 0)";
+    INSERT INTO {schema}.actions (at, who, reason, what, about, changed) VALUES ({schema}.micros(), $5, $6, $7, $8, 0)";
 
 const BEGIN: &str = "
     INSERT INTO {schema}.actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, stepped)
@@ -76,18 +76,25 @@ impl ChangeEvents for Changes {
         self.calls.call(change).await
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>, by: &By) -> Result<()> {
-        let (kind, done) = paused(kind, note);
+    async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<()> {
+        let (kind, route) = match of {
+            Scope::Everything => ("", ""),
+            Scope::Route(route) => ("", route.as_str()),
+            Scope::Type(of) => (of.kind.as_str(), of.route.as_str()),
+        };
         let [who, reason] = actions::by(by);
         let is_paused = Value::Number(note.is_some().into());
+        let done = paused(note).name();
         let note = note.unwrap_or_default().replace('\0', " ");
         let values = [
-            Value::Text(kind),
+            Value::Text(kind.to_owned()),
+            Value::Text(route.to_owned()),
             is_paused,
             Value::Text(note),
             who,
             reason,
-            Value::Text(done.name().to_owned()),
+            Value::Text(done.to_owned()),
+            Value::Text(of.to_string()),
         ];
         self.database.call(PAUSE, values).await?;
         Ok(())

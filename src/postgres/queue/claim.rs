@@ -18,22 +18,23 @@ use super::database::{Connected, Database};
 use super::floors::{Floor, Floors, LONGEST_LOOK};
 use super::{parameters, rows};
 use crate::error::Chain;
-use crate::inbox::event::{EventId, Take, TakenEvent};
+use crate::inbox::event::{EventId, Share, Take, TakenEvent};
 use crate::inbox::queue::{ClaimEvents, Claims};
 use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $13, true)) AS c (call)
+    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $16, true)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
-        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10, $11, $12
+        CASE WHEN c.call IS NOT NULL THEN $1::text[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10::integer[], $11, $12, $13,
+        $14, $15
     ) AS o";
 
 /// The columns of the last row, which has no event.
-const NEXT_DUE: usize = 14;
-const FLOOR: usize = 15;
-const TOOK: usize = 19;
-const SET_BACK: usize = 20;
+const NEXT_DUE: usize = 15;
+const FLOOR: usize = 16;
+const TOOK: usize = 20;
+const SET_BACK: usize = 21;
 
 /// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
 const LAST_LOOK: i32 = 2;
@@ -85,16 +86,20 @@ impl Claim {
     async fn call(
         &self,
         connected: Connected,
-        take: &Take,
+        of: &[Share],
         [limit, suspects]: [usize; 2],
         floor: &Floor,
         events: RangeInclusive<i64>,
     ) -> Result<(Claims, Floor, Duration)> {
         let database = &self.0.database;
-        let [namespace, only, except] = parameters::kinds(Some(&take.kinds));
+        let takes = || of.iter().map(|share| &share.take);
+        let [limited, only, except] = parameters::kinds(takes().map(|take| &take.kinds));
         let mut values = vec![
-            Value::Number(micros(take.lease)),
-            namespace,
+            Value::Texts(takes().map(|take| take.kinds.route.to_string()).collect()),
+            Value::numbers(takes().map(|take| micros(take.lease))),
+            parameters::counts(of.iter().map(|share| share.busy)),
+            parameters::counts(of.iter().map(|share| share.most)),
+            limited,
             only,
             except,
             parameters::number(limit),
@@ -131,21 +136,21 @@ impl Claim {
     }
 
     /// Looks for events below the floor, and takes none: claims continue meanwhile.
-    async fn look(&self, take: &Take) {
+    async fn look(&self, of: &[Share]) {
         let (nothing, from) = ([0, 0], Floor::default());
         let look = async {
             let connected = self.connect().await?;
-            self.call(connected, take, nothing, &from, ALL).await
+            self.call(connected, of, nothing, &from, ALL).await
         };
         let looked = timeout(LONGEST_LOOK, look).await;
         match looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
-            Ok((_, found, took)) => self.0.floors.learn(&take.kinds, &from, found, took),
+            Ok((_, found, took)) => self.0.floors.learn(of, &from, found, took),
             Err(error) => {
                 tracing::warn!(
                     reason = Chain(&error).to_string(),
                     "the queue could not look for events that became due late; it looks again in half a minute"
                 );
-                self.0.floors.look_failed(&take.kinds);
+                self.0.floors.look_failed(of);
             }
         }
     }
@@ -153,18 +158,18 @@ impl Claim {
 
 #[async_trait]
 impl ClaimEvents for Claim {
-    async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
+    async fn claim(&self, of: &[Share], limit: usize, suspects: usize) -> Result<Claims> {
         let floors = &self.0.floors;
-        if floors.begin_look(&take.kinds) {
-            let (claim, take) = (self.clone(), take.clone());
-            tokio::spawn(async move { claim.look(&take).await });
+        if floors.begin_look(of) {
+            let (claim, of) = (self.clone(), of.to_vec());
+            tokio::spawn(async move { claim.look(&of).await });
         }
         let connected = self.connect().await?;
-        let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
+        let (claim, of, floor) = (self.clone(), of.to_vec(), floors.of(of));
         let execution = async move {
-            let called = claim.call(connected, &take, [limit, suspects], &floor, ALL);
+            let called = claim.call(connected, &of, [limit, suspects], &floor, ALL);
             let (claims, found, took) = called.await?;
-            claim.0.floors.learn(&take.kinds, &floor, found, took);
+            claim.0.floors.learn(&of, &floor, found, took);
             Ok(claims)
         };
         self.claiming(execution).await
@@ -172,9 +177,9 @@ impl ClaimEvents for Claim {
 
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>> {
         let connected = self.connect().await?;
-        let (claim, take, from) = (self.clone(), take.clone(), Floor::default());
+        let (claim, of, from) = (self.clone(), [take.clone().into()], Floor::default());
         let execution = async move {
-            let called = claim.call(connected, &take, [1, 1], &from, id.0..=id.0);
+            let called = claim.call(connected, &of, [1, 1], &from, id.0..=id.0);
             let (claims, ..) = called.await?;
             Ok(claims)
         };

@@ -51,8 +51,7 @@ impl CountEvents for Database {
         let texts = |text: fn(&Count) -> &str| {
             Value::Texts(counts.iter().map(|count| text(count).to_owned()).collect())
         };
-        let kind = |count: &Count| count.kind.as_ref().map(|kind| kind.as_str().to_owned());
-        let kinds = counts.iter().map(|count| kind(count).unwrap_or_default());
+        let kinds = counts.iter().map(|count| count.of().to_string());
         let key = |count: &Count| count.sample.as_ref()?.key.clone();
         let values = [
             texts(|count| count.series.name()),
@@ -76,18 +75,15 @@ fn number(count: &Count) -> i64 {
 fn count(row: &PgRow) -> Result<Count, Error> {
     let series: &str = column(row, 0)?;
     let series = Series::ALL.into_iter().find(|it| it.name() == series);
-    let kind = match column(row, 3)? {
-        "" => None,
-        kind => Some(kind.parse().map_err(corrupt)?),
-    };
+    let series = series.ok_or_else(|| corrupt("an unknown series of counts"))?;
+    let number = column::<i64>(row, 5)?.unsigned_abs();
     let sample: Option<String> = column(row, 6)?;
-    Ok(Count {
-        minute: column(row, 1)?,
+    let mut count = Count {
         process: column(row, 2)?,
-        series: series.ok_or_else(|| corrupt("an unknown series of counts"))?,
-        kind,
         outcome: Cow::Owned(column(row, 4)?),
-        number: column::<i64>(row, 5)?.unsigned_abs(),
         sample: sample.map(|lines| Sample { lines, key: None }),
-    })
+        ..Count::new(series, column(row, 1)?, number)
+    };
+    count.set_of(column::<&str>(row, 3)?.parse().map_err(corrupt)?);
+    Ok(count)
 }

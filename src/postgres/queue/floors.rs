@@ -9,7 +9,7 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
-use crate::inbox::event::Kinds;
+use crate::inbox::event::Share;
 use crate::lock::lock;
 use crate::postgres::engine::{Value, column};
 use crate::store::OpenError as Error;
@@ -54,12 +54,12 @@ impl Floor {
     }
 }
 
-/// The floors of the sets of kinds that this process claims.
+/// The floors of the sets of kinds that this process claims, each with the kinds of all its routes.
 #[derive(Default)]
 pub(super) struct Floors(Mutex<Vec<Known>>);
 
 struct Known {
-    of: Kinds,
+    of: Vec<Share>,
     floor: Floor,
     /// The last claim that began without a floor, and how long it took.
     whole: (Instant, Duration),
@@ -67,20 +67,27 @@ struct Known {
     look: Option<Instant>,
 }
 
+impl Known {
+    fn is_of(&self, of: &[Share]) -> bool {
+        let mut pairs = self.of.iter().zip(of);
+        self.of.len() == of.len() && pairs.all(|(a, b)| a.take.kinds == b.take.kinds)
+    }
+}
+
 impl Floors {
     /// Where a claim of these kinds begins. There is no floor where a claim without one takes little time.
-    pub(super) fn of(&self, kinds: &Kinds) -> Floor {
+    pub(super) fn of(&self, of: &[Share]) -> Floor {
         let known = lock(&self.0);
-        let known = known.iter().find(|known| known.of == *kinds);
+        let known = known.iter().find(|known| known.is_of(of));
         let known = known.filter(|known| known.whole.1 >= SLOW);
         known.map(|known| known.floor.clone()).unwrap_or_default()
     }
 
     /// Whether somebody has to look for events below the floor now: they may have become due there since it was known.
     /// That is true once, until the look has ended.
-    pub(super) fn begin_look(&self, kinds: &Kinds) -> bool {
+    pub(super) fn begin_look(&self, of: &[Share]) -> bool {
         let mut all = lock(&self.0);
-        let known = all.iter_mut().find(|known| known.of == *kinds);
+        let known = all.iter_mut().find(|known| known.is_of(of));
         let Some(known) = known else { return false };
         let (at, took) = known.whole;
         let looks = known
@@ -94,19 +101,19 @@ impl Floors {
     }
 
     /// The next look is after [`VALID`].
-    pub(super) fn look_failed(&self, kinds: &Kinds) {
+    pub(super) fn look_failed(&self, of: &[Share]) {
         let mut all = lock(&self.0);
-        if let Some(known) = all.iter_mut().find(|known| known.of == *kinds) {
+        if let Some(known) = all.iter_mut().find(|known| known.is_of(of)) {
             known.look = None;
             known.whole.0 = Instant::now();
         }
     }
 
     /// Notes what a claim has found that began at a floor, and took so long in the database.
-    pub(super) fn learn(&self, kinds: &Kinds, from: &Floor, found: Floor, took: Duration) {
+    pub(super) fn learn(&self, of: &[Share], from: &Floor, found: Floor, took: Duration) {
         let mut all = lock(&self.0);
         let whole = (Instant::now(), took);
-        match all.iter_mut().find(|known| known.of == *kinds) {
+        match all.iter_mut().find(|known| known.is_of(of)) {
             Some(known) if from.is_known() => {
                 // A look that has ended meanwhile may have found something below where this claim began.
                 if !known.floor.is_below(from) {
@@ -123,7 +130,7 @@ impl Floors {
                     all.remove(0);
                 }
                 all.push(Known {
-                    of: kinds.clone(),
+                    of: of.to_vec(),
                     floor: found,
                     whole,
                     look: None,
@@ -151,6 +158,7 @@ mod tests {
 
     use super::*;
     use crate::event::EventKind;
+    use crate::inbox::event::{Kinds, Take};
 
     fn floor(ready: i64) -> Floor {
         Floor {
@@ -161,20 +169,29 @@ mod tests {
         }
     }
 
+    fn share(kinds: Kinds) -> Share {
+        let lease = Duration::from_secs(60);
+        Take { lease, kinds }.into()
+    }
+
+    fn all() -> [Share; 1] {
+        [share(Kinds::all())]
+    }
+
     fn learnt(took: Duration) -> Floors {
         let floors = Floors::default();
-        floors.learn(&Kinds::all(), &Floor::default(), floor(7), took);
+        floors.learn(&all(), &Floor::default(), floor(7), took);
         floors
     }
 
     #[test]
     fn quick_claims_have_no_floor() {
-        assert!(!learnt(SLOW / 2).of(&Kinds::all()).is_known());
+        assert!(!learnt(SLOW / 2).of(&all()).is_known());
     }
 
     #[tokio::test(start_paused = true)]
     async fn slow_claims_have_a_floor_and_somebody_looks_below_it() {
-        let (all, nothing) = (Kinds::all(), Floor::default());
+        let (all, nothing) = (all(), Floor::default());
         let floors = learnt(SLOW);
         assert_eq!(floors.of(&all).ready, 7);
         floors.learn(&all, &floor(7), floor(8), SLOW / 2);
@@ -209,7 +226,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_a_look_has_found_is_not_passed_by_a_claim_that_began_above_it() {
-        let (all, nothing) = (Kinds::all(), Floor::default());
+        let (all, nothing) = (all(), Floor::default());
         let floors = learnt(SLOW);
         advance(VALID).await;
         let began = floors.of(&all);
@@ -226,13 +243,31 @@ mod tests {
         let floors = learnt(SLOW);
         let only = |number: usize| {
             let name = format!("kind_{number}");
-            Kinds::only([EventKind::from_bytes(name.as_bytes()).unwrap()])
+            [share(Kinds::only([
+                EventKind::from_bytes(name.as_bytes()).unwrap()
+            ]))]
         };
         assert!(!floors.of(&only(0)).is_known());
         for number in 0..MOST {
             floors.learn(&only(number), &Floor::default(), floor(9), SLOW);
         }
-        assert!(!floors.of(&Kinds::all()).is_known());
+        assert!(!floors.of(&all()).is_known());
         assert_eq!(floors.of(&only(0)).ready, 9);
+    }
+    #[test]
+    fn a_floor_is_that_of_all_routes_however_busy_they_are() {
+        let [one] = all();
+        let both = [one.clone(), share(Kinds::all().at("crm".parse().unwrap()))];
+        let floors = learnt(SLOW);
+        assert!(!floors.of(&both).is_known());
+        assert!(!floors.of(&both[1..]).is_known());
+        floors.learn(&both, &Floor::default(), floor(9), SLOW);
+        assert_eq!(floors.of(&[one]).ready, 7);
+        let busy = both.map(|share| Share {
+            busy: 3,
+            most: 3,
+            ..share
+        });
+        assert_eq!(floors.of(&busy).ready, 9);
     }
 }

@@ -12,11 +12,10 @@ use tokio::time::Instant;
 use super::batches::{Batches, Call, Executed, Result, share};
 use super::database::Database;
 use super::places::{COLUMNS, every_event, with_last_failures};
-use super::search::Search;
+use super::search::{Search, Source};
 use super::{actions, blocked, rows};
-use crate::event::EventKind;
 use crate::inbox::actions::{Action, Which};
-use crate::inbox::event::EventId;
+use crate::inbox::event::{EventId, Lane};
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Listed, Page};
 use crate::postgres::engine::{Value, column};
@@ -28,8 +27,13 @@ const FIND: &str =
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 
-/// The numbers of kinds that were accepted.
-const KINDS: &str = "SELECT id::bigint FROM {schema}.kinds WHERE name = ANY ($1)";
+/// The numbers of kinds that were accepted: those of these names at these routes, of which none means all.
+const KINDS: &str = "
+    SELECT id::bigint FROM {schema}.kinds
+    WHERE name <> '' AND (name = ANY ($1) OR $1 = '{}') AND (route = ANY ($2) OR $2 = '{}')";
+
+/// The routes of all events: that of the platform, whose kinds are never deleted, and others.
+const ROUTES: &str = "SELECT DISTINCT route FROM {schema}.kinds WHERE name <> ''";
 
 const NUMBERS: &str = "SELECT min(seq), max(seq) FROM {schema}.events";
 
@@ -71,11 +75,18 @@ impl List {
 #[async_trait]
 impl ListEvents for List {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed> {
-        let kinds = self.numbers_of(&filter.kinds).await?;
-        if kinds.is_empty() && !filter.kinds.is_empty() {
-            return Ok(Listed::default());
+        let mut kinds = Vec::new();
+        if !(filter.kinds.is_empty() && filter.routes.is_empty()) {
+            kinds = self.numbers_of(filter).await?;
+            if kinds.is_empty() {
+                return Ok(Listed::default());
+            }
         }
-        let search = Search::new(filter, kinds, page.newest_first);
+        let lanes = match (&filter.chat, Source::of(filter)) {
+            (Some(chat), Source::Lane) => self.lanes_of(chat).await?,
+            _ => Vec::new(),
+        };
+        let search = Search::new(filter, kinds, lanes, page.newest_first);
         let numbers = match (page.after, page.newest_first) {
             (None, _) => i64::MIN..=i64::MAX,
             (Some(id), true) => i64::MIN..=id.0.saturating_sub(1),
@@ -113,7 +124,11 @@ impl ListEvents for List {
         after: Option<EventId>,
         limit: usize,
     ) -> Result<Vec<BlockedLane>> {
-        let (sql, values) = (blocked::lanes(), blocked::values(chat, after, limit));
+        let of_chat = match chat {
+            Some(chat) => self.lanes_of(chat).await?,
+            None => Vec::new(),
+        };
+        let (sql, values) = (blocked::lanes(), blocked::values(of_chat, after, limit));
         let lanes = self.database.read(&sql, &values).await?;
         Ok(lanes.iter().map(blocked::lane).collect::<Result<_, _>>()?)
     }
@@ -134,18 +149,23 @@ impl ListEvents for List {
 }
 
 impl List {
-    /// The numbers of those kinds that are known.
-    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>> {
-        if kinds.is_empty() {
-            return Ok(Vec::new());
-        }
-        let names = kinds.iter().map(ToString::to_string).collect();
-        let names = [Value::Texts(names)];
+    /// The numbers of those kinds of a filter, at its routes, that are known.
+    async fn numbers_of(&self, filter: &Filter) -> Result<Vec<i64>> {
+        let kinds = filter.kinds.iter().map(ToString::to_string).collect();
+        let routes = filter.routes.iter().map(ToString::to_string).collect();
+        let names = [kinds, routes].map(Value::Texts);
         let rows = self.database.read(KINDS, &names).await?;
         Ok(rows
             .iter()
             .map(|row| column(row, 0))
             .collect::<Result<_, _>>()?)
+    }
+
+    /// The lanes of a chat at all routes: at least one.
+    async fn lanes_of(&self, chat: &str) -> Result<Vec<i64>> {
+        let routes = self.database.read(ROUTES, &[]).await?;
+        let lane = |row| Ok(Lane::of_chat(chat).at(&rows::route(row, 0)?).0);
+        Ok(routes.iter().map(lane).collect::<Result<_, Error>>()?)
     }
 
     /// Those of the numbers whose events can match by the time of their acceptance.

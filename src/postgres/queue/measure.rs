@@ -7,11 +7,11 @@ use super::database::Database;
 use crate::inbox::queue::{MeasureTables, Tables};
 use crate::postgres::engine::{Value, column};
 
-/// The size, and when the tables were made, which two databases do not share.
+/// The size, when the tables were made, which two databases do not share, and whether they can be written to.
 const MEASURE: &str = "
     SELECT {schema}.size($1), (
         SELECT (extract(epoch FROM applied_at) * 1000000)::bigint FROM {schema}.schema_versions ORDER BY version LIMIT 1
-    )";
+    ), NOT (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean)";
 
 #[async_trait]
 impl MeasureTables for Database {
@@ -21,6 +21,7 @@ impl MeasureTables for Database {
         Ok(Tables {
             bytes: column::<i64>(&row, 0)?.unsigned_abs(),
             identity: column(&row, 1)?,
+            is_writable: column(&row, 2)?,
         })
     }
 }

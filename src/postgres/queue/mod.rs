@@ -19,6 +19,8 @@ mod rows;
 mod search;
 mod settle;
 mod stats;
+#[cfg(test)]
+mod tests;
 
 use std::sync::Arc;
 

@@ -1,7 +1,5 @@
 //! Parameters that several statements have.
 
-use std::collections::BTreeSet;
-
 use crate::event::EventKind;
 use crate::inbox::event::{EventLease, Failure, Kinds};
 use crate::postgres::engine::{Value, micros};
@@ -10,16 +8,23 @@ pub(super) fn number(count: usize) -> Value {
     Value::Number(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
-/// The parameters that select kinds: their namespace, and those that are included and excluded.
-pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 3] {
-    let names = |kinds: &BTreeSet<EventKind>| kinds.iter().map(ToString::to_string).collect();
-    let (only, except) = kinds.map_or((None, Vec::new()), |kinds| {
-        let (only, except) = (kinds.included(), kinds.excluded());
-        (only.map(names), names(except))
-    });
-    let [only, except] = [only, Some(except)].map(Value::OptionalTexts);
-    let namespace = kinds.map(|kinds| kinds.namespace.0);
-    [Value::Optional(namespace), only, except]
+pub(super) fn counts(counts: impl Iterator<Item = usize>) -> Value {
+    Value::numbers(counts.map(|count| i64::try_from(count).unwrap_or(i64::MAX)))
+}
+
+/// The parameters that select kinds of some routes: the routes that are limited to some kinds, and the kinds that are
+/// included and excluded, with the names of their routes in front.
+pub(super) fn kinds<'a>(of: impl IntoIterator<Item = &'a Kinds>) -> [Value; 3] {
+    let (mut limited, mut only, mut except) = (Vec::new(), Vec::new(), Vec::new());
+    for kinds in of {
+        let name = |kind: &EventKind| format!("{}/{kind}", kinds.route);
+        if let Some(included) = kinds.included() {
+            limited.push(kinds.route.to_string());
+            only.extend(included.iter().map(name));
+        }
+        except.extend(kinds.excluded().iter().map(name));
+    }
+    [limited, only, except].map(Value::Texts)
 }
 
 /// The parameters by which events in progress are found.

@@ -4,7 +4,7 @@ use crate::inbox::event::EventState;
 
 /// What [`rows::summary`](super::rows::summary) reads of an event, but for its last failure.
 pub(super) const COLUMNS: &str =
-    "e.seq, k.name, e.key, e.chat, s.state::text, e.accepted, s.at, s.due, s.failures,
+    "e.seq, k.route, k.name, e.key, e.chat, s.state::text, e.accepted, s.at, s.due, s.failures,
     e.is_redriven";
 
 /// A page of events, whose first column is their number. Each row begins with the last failure of its event. A page is
@@ -86,14 +86,11 @@ impl Look {
         }
     }
 
-    /// What may be in these unsettled states of a chat, by the parameters of its lane and its id: what is in the line of
-    /// the lane, or stands in none.
-    pub(super) fn of_chat(states: &[EventState], lane: &str, chat: &str) -> Self {
+    /// What may be in these unsettled states of a chat, by the parameters of its lanes at all routes, its lane and its id:
+    /// what is in the line of one of the lanes, or stands in none.
+    pub(super) fn of_chat(states: &[EventState], lanes: &str, lane: &str, chat: &str) -> Self {
         let all = Self::through(states);
-        // In any namespace.
-        let in_lane = format!(
-            "t.lane = ANY (ARRAY(SELECT DISTINCT {lane} # k.namespace FROM {{schema}}.kinds AS k))"
-        );
+        let in_lane = format!("t.lane = ANY ({lanes})");
         Self {
             head: all.head.map(|_| {
                 format!(

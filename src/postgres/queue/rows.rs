@@ -14,6 +14,7 @@ use crate::inbox::event::{EventId, EventLease, EventState, Failure, Lane, TakenE
 use crate::inbox::headers;
 use crate::inbox::records::{EventSummary, PastFailure};
 use crate::postgres::engine::{Uuid, column, corrupt};
+use crate::route::RouteName;
 use crate::store::Fence;
 use crate::store::OpenError as Error;
 
@@ -45,6 +46,11 @@ pub(super) fn time(micros: i64) -> SystemTime {
 pub(super) fn duration(row: &PgRow, at: usize) -> Result<Option<Duration>, Error> {
     let micros: Option<i64> = column(row, at)?;
     Ok(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0))))
+}
+
+pub(super) fn route(row: &PgRow, at: usize) -> Result<RouteName, Error> {
+    let name: &str = column(row, at)?;
+    name.parse().map_err(corrupt)
 }
 
 pub(super) fn kind(row: &PgRow, at: usize) -> Result<EventKind, Error> {
@@ -87,7 +93,7 @@ pub(super) fn lease(row: &PgRow, at: usize) -> Result<Option<EventLease>, Error>
 
 /// How many leases of the event have expired in a row, in the columns from `at` on.
 pub(super) fn crashes(row: &PgRow, at: usize) -> Result<i32, Error> {
-    column(row, at + 11)
+    column(row, at + 12)
 }
 
 /// As [`taken`]. One that cannot be read is passed over, and taken again when its lease has expired.
@@ -113,23 +119,24 @@ fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
     };
     let place = lease.place;
     let is_in_lane: bool = column(row, at + 3)?;
-    let body: &[u8] = column(row, at + 6)?;
-    let failures = count(row, at + 10)?;
-    let crashes = count(row, at + 11)?;
+    let body: &[u8] = column(row, at + 7)?;
+    let failures = count(row, at + 11)?;
+    let crashes = count(row, at + 12)?;
     let attempt = NonZeroU32::MIN.saturating_add(failures.saturating_add(crashes));
-    let delivery = RawDelivery::new(kind(row, at + 4)?, Bytes::copy_from_slice(body))
-        .with_key(key(row, at + 5)?)
-        .with_headers(headers(row, at + 7)?)
+    let delivery = RawDelivery::new(kind(row, at + 5)?, Bytes::copy_from_slice(body))
+        .with_route(route(row, at + 4)?)
+        .with_key(key(row, at + 6)?)
+        .with_headers(headers(row, at + 8)?)
         .with_attempt(attempt)
-        .with_acceptance(time(column(row, at + 8)?), column(row, at + 9)?);
+        .with_acceptance(time(column(row, at + 9)?), column(row, at + 10)?);
     Ok(Some(TakenEvent {
         lease,
         delivery,
         lane: is_in_lane.then_some(Lane(place)),
         failures,
         crashes,
-        tried_for: duration(row, at + 12)?,
-        uncounted: count(row, at + 13)? / UNCOUNTED,
+        tried_for: duration(row, at + 13)?,
+        uncounted: count(row, at + 14)? / UNCOUNTED,
     }))
 }
 
@@ -150,7 +157,7 @@ pub(super) fn failure(row: &PgRow) -> Result<Option<PastFailure>, Error> {
 
 /// The column of an event's number, behind those of its last failure, and the first one behind its [`summary`].
 pub(super) const NUMBER: usize = 4;
-pub(super) const REST: usize = 14;
+pub(super) const REST: usize = 15;
 
 /// An event, in the columns up to [`REST`].
 pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
@@ -160,16 +167,17 @@ pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
     Ok(EventSummary {
         last_failure: failure(row)?,
         id: EventId(column(row, NUMBER)?),
-        kind: kind(row, 5)?,
+        route: route(row, 5)?,
+        kind: kind(row, 6)?,
         // One that cannot be read must not hide the others of a list.
-        key: key(row, 6).unwrap_or_default(),
-        chat: text(row, 7)?,
-        state: state(row, 8)?,
-        accepted_at: time(column(row, 9)?),
-        settled_at: at(10)?,
-        due_at: at(11)?,
-        failures: count(row, 12)?,
-        is_redriven: column(row, 13)?,
+        key: key(row, 7).unwrap_or_default(),
+        chat: text(row, 8)?,
+        state: state(row, 9)?,
+        accepted_at: time(column(row, 10)?),
+        settled_at: at(11)?,
+        due_at: at(12)?,
+        failures: count(row, 13)?,
+        is_redriven: column(row, 14)?,
     })
 }
 

@@ -18,7 +18,7 @@ pub(super) const STEP_OF_BODIES: i64 = 5;
 
 /// Where events are looked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Source {
+pub(super) enum Source {
     /// All of them, by their numbers.
     Events,
     /// Those of a chat, by an index in the order of the numbers.
@@ -34,7 +34,7 @@ enum Source {
 }
 
 impl Source {
-    fn of(filter: &Filter) -> Self {
+    pub(super) fn of(filter: &Filter) -> Self {
         let is_kept = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
         let states = &filter.states;
         // Of these tables, only that of dead letters is in the order of the numbers.
@@ -83,14 +83,15 @@ struct Conditions {
     of_events: String,
     /// Whether a column of `events` is compared that no other table has.
     reads_events: bool,
-    /// The parameters of the chat's lane and its id, if there is one.
+    /// The parameters of the chat's lane, its lanes at all routes, and its id, if there is one.
     lane: String,
+    lanes: String,
     chat: String,
 }
 
 impl Conditions {
-    /// With the numbers of the filter's kinds.
-    fn new(source: Source, filter: &Filter, kinds: Vec<i64>) -> Self {
+    /// With the numbers of the filter's kinds, and the lanes of its chat.
+    fn new(source: Source, filter: &Filter, kinds: Vec<i64>, lanes: Vec<i64>) -> Self {
         let mut new = Self::default();
         if !filter.states.is_empty() {
             let names = filter.states.iter().map(ToString::to_string).collect();
@@ -112,6 +113,9 @@ impl Conditions {
             let bytes = Bytes::copy_from_slice(chat.as_bytes());
             new.chat = new.parameter(Value::Bytes(bytes));
             new.lane = new.parameter(Value::Number(Lane::of_chat(chat).0));
+            if source == Source::Lane {
+                new.lanes = new.parameter(Value::numbers(lanes));
+            }
             new.compare(format!("e.chat = {}", new.chat));
         }
         if let Some(key) = &filter.key {
@@ -188,10 +192,15 @@ impl Conditions {
 }
 
 impl Search {
-    /// With the numbers of the filter's kinds.
-    pub(super) fn new(filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
+    /// With the numbers of the filter's kinds, and for [`Source::Lane`] the lanes of its chat at all routes.
+    pub(super) fn new(
+        filter: &Filter,
+        kinds: Vec<i64>,
+        lanes: Vec<i64>,
+        newest_first: bool,
+    ) -> Self {
         let source = Source::of(filter);
-        let conditions = Conditions::new(source, filter, kinds);
+        let conditions = Conditions::new(source, filter, kinds, lanes);
         let order = match newest_first {
             true => "DESC",
             false => "ASC",
@@ -239,6 +248,7 @@ fn statement(source: Source, filter: &Filter, conditions: &Conditions, order: &s
         of_places,
         of_events,
         lane,
+        lanes,
         chat,
         ..
     } = conditions;
@@ -263,7 +273,7 @@ fn statement(source: Source, filter: &Filter, conditions: &Conditions, order: &s
             );
             return format!("{} ORDER BY {order}", with_last_failures(&found));
         }
-        Source::Lane => Look::of_chat(&filter.states, lane, chat),
+        Source::Lane => Look::of_chat(&filter.states, lanes, lane, chat),
         Source::Kept => Look::through(&filter.states),
         Source::Ended => Look::ended(),
     };
@@ -390,7 +400,7 @@ mod tests {
                 (&[EventState::Handled, EventState::Dead], true, true),
             ] {
                 let filter = filter(states, true, error);
-                let search = Search::new(&filter, vec![2], newest_first);
+                let search = Search::new(&filter, vec![2], Vec::new(), newest_first);
                 let plan = filled.plan("", &search, 50).await;
                 let direction = if newest_first { " Backward" } else { "" };
                 let scan = format!("Index Scan{direction} using events_chat on events");
@@ -418,7 +428,8 @@ mod tests {
             ] {
                 for newest_first in [true, false] {
                     let filter = filter(states, chat, error);
-                    let search = Search::new(&filter, vec![2], newest_first);
+                    let lanes = vec![Lane::of_chat("chat").0];
+                    let search = Search::new(&filter, vec![2], lanes, newest_first);
                     let how = "(ANALYZE, TIMING off, COSTS off)";
                     let plan = filled.plan(how, &search, 20).await;
                     let looks_up = plan.lines().any(|line| {

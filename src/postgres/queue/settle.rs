@@ -21,10 +21,10 @@ use crate::store::OpenError as Error;
 /// call it, too.
 const SETTLE: &str = "
     SELECT
-        o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-        o_failures, o_crashes, o_tried_for, o_uncounted
-    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $16, true)) AS c (time, call)
-    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
+        o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
+        o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
+    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $17, true)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -218,9 +218,13 @@ fn values(calls: &[End]) -> Vec<Value> {
     let leases = calls
         .iter()
         .map(|end| end.next.as_ref().map(|next| micros(next.lease)));
-    // All that have them have the same ones.
-    let next = calls.iter().find_map(End::kinds);
-    let [namespace, only, except] = kinds(next);
+    let route = |end: &End| Some(end.kinds()?.route.to_string());
+    let routes = calls.iter().map(|end| route(end).unwrap_or_default());
+    // All that have those of a route have the same ones.
+    let mut next: Vec<_> = calls.iter().filter_map(End::kinds).collect();
+    next.sort_by_key(|kinds| &kinds.route);
+    next.dedup();
+    let [limited, only, except] = kinds(next);
     let [outcomes, reasons, took] = failures(settlements().map(|settlement| match settlement {
         Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
         Settlement::Retry { failure, .. } => failure.as_ref(),
@@ -236,7 +240,8 @@ fn values(calls: &[End]) -> Vec<Value> {
         flags(blocks),
         flags(holds),
         Value::Numbers(leases.collect()),
-        namespace,
+        Value::Texts(routes.collect()),
+        limited,
         only,
         except,
         outcomes,

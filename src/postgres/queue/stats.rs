@@ -7,9 +7,10 @@ use super::{blocked, rows};
 use crate::inbox::event::EventState;
 use crate::inbox::records::{KindStats, Pause, Stats};
 use crate::postgres::engine::{column, corrupt};
+use crate::route::{EventType, Scope};
 use crate::store::OpenError as Error;
 
-/// Kind, waiting, in progress, retrying, dead, when the oldest was accepted, since when it is paused (0: it is not),
+/// Route, kind, waiting, in progress, retrying, dead, when the oldest was accepted, since when it is paused (0: it is not),
 /// blocked lanes, the time, the note of the pause.
 pub(super) fn count() -> String {
     let counts = |table: &str, fence: &str, found: &str| {
@@ -34,14 +35,14 @@ pub(super) fn count() -> String {
     .map(|state| format!("coalesce(sum(c.events) FILTER (WHERE c.state = '{state}'), 0)::bigint"));
     format!(
         "WITH clock AS MATERIALIZED (SELECT {{schema}}.micros() AS now)
-        SELECT k.name, {waiting}, {in_progress}, {retrying}, {dead},
+        SELECT k.route, k.name, {waiting}, {in_progress}, {retrying}, {dead},
             (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.paused,
             coalesce(max(b.lanes), 0), (SELECT now FROM clock), k.note
         FROM {{schema}}.kinds AS k LEFT JOIN ({}) AS c ON c.kind = k.id LEFT JOIN (
             {}
         ) AS b ON b.o_kind = k.id
         WHERE k.is_seen OR k.paused > 0 OR k.name = ''
-        GROUP BY k.id ORDER BY k.name",
+        GROUP BY k.id ORDER BY k.name, k.route",
         tables
             .join(" UNION ALL ")
             .replace(NOW, "(SELECT now FROM clock)"),
@@ -51,49 +52,56 @@ pub(super) fn count() -> String {
 
 pub(super) fn stats(rows: &[PgRow]) -> Result<Stats, Error> {
     let first = rows.first();
-    let first = first.ok_or_else(|| corrupt("counts without the row of all kinds"))?;
+    let first = first.ok_or_else(|| corrupt("counts without the row of everything"))?;
     let mut stats = Stats {
         kinds: Vec::new(),
-        at: rows::time(column(first, 8)?),
+        at: rows::time(column(first, 9)?),
         pauses: Vec::new(),
     };
     for row in rows {
         stats.pauses.extend(pause(row)?);
-        if !column::<&str>(row, 0)?.is_empty() {
-            stats.kinds.push(kind_stats(row)?);
+        if !column::<&str>(row, 1)?.is_empty() {
+            stats.kinds.push(kind_stats(row, &stats.pauses)?);
         }
     }
-    stats.kinds = KindStats::by_name(stats.kinds);
+    stats
+        .kinds
+        .sort_by(|a, b| (&a.route, &a.kind).cmp(&(&b.route, &b.kind)));
+    stats.pauses.sort_by(|a, b| a.of.cmp(&b.of));
     Ok(stats)
 }
 
-/// The pause of a kind, or of everything.
+/// The pause of a row.
 fn pause(row: &PgRow) -> Result<Option<Pause>, Error> {
-    let since = column(row, 6)?;
+    let since = column(row, 7)?;
     if since == 0 {
         return Ok(None);
     }
     Ok(Some(Pause {
-        kind: match column::<&str>(row, 0)? {
-            "" => None,
-            _ => Some(rows::kind(row, 0)?),
+        of: match (column(row, 0)?, column(row, 1)?) {
+            ("", _) => Scope::Everything,
+            (_, "") => Scope::Route(rows::route(row, 0)?),
+            _ => EventType::new(rows::route(row, 0)?, rows::kind(row, 1)?).into(),
         },
         since: rows::time(since),
-        note: column::<Option<String>>(row, 9)?.unwrap_or_default(),
+        note: column::<Option<String>>(row, 10)?.unwrap_or_default(),
     }))
 }
 
-/// The counts of a kind.
-fn kind_stats(row: &PgRow) -> Result<KindStats, Error> {
+/// The counts of a kind, whose pause and that of its route are known.
+fn kind_stats(row: &PgRow, pauses: &[Pause]) -> Result<KindStats, Error> {
     let count = |at| column::<i64>(row, at).map(i64::unsigned_abs);
+    let (route, kind) = (rows::route(row, 0)?, rows::kind(row, 1)?);
+    let is_paused = |of: &Scope| *of != Scope::Everything && of.has(&route, &kind);
     Ok(KindStats {
-        kind: rows::kind(row, 0)?,
-        waiting: count(1)?,
-        in_progress: count(2)?,
-        retrying: count(3)?,
-        dead: count(4)?,
-        blocking: count(7)?,
-        oldest: column::<Option<i64>>(row, 5)?.map(rows::time),
-        is_paused: column::<i64>(row, 6)? > 0,
+        waiting: count(2)?,
+        in_progress: count(3)?,
+        retrying: count(4)?,
+        dead: count(5)?,
+        blocking: count(8)?,
+        oldest: column::<Option<i64>>(row, 6)?.map(rows::time),
+        is_paused: pauses.iter().any(|pause| is_paused(&pause.of)),
+        route,
+        kind,
     })
 }

@@ -64,7 +64,7 @@ pub(super) fn accept(
     }
 
     // After the keys, as a copy of a delivery may have any kind.
-    let kind = kinds::find(tx, event.namespace, delivery.kind())?;
+    let kind = kinds::find(tx, delivery.route(), delivery.kind())?;
     insert(tx, event, line, seq, kind.id, keep_until)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
@@ -85,7 +85,7 @@ pub(super) fn accept(
         work.place = Place::Behind;
     }
     let is_open =
-        |take: &&Take| !kind.is_paused && take.kinds.takes(event.namespace, delivery.kind());
+        |take: &&Take| !kind.is_paused && take.kinds.takes(delivery.route(), delivery.kind());
     let take = take.filter(is_open);
     let Some(take) = take.filter(|_| work.place == Place::Ready) else {
         work.insert(tx, None)?;

@@ -24,8 +24,8 @@ const WAITING: &str =
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[BLOCKING, WAITING];
 
-/// The events for which their lanes wait since they failed: those of a step, or those of one chat by its lane in the empty
-/// namespace.
+/// The events for which their lanes wait since they failed: those of a step, or those of one chat at all routes, by
+/// its lane at that of the chat platform.
 pub(super) fn lanes(
     tx: &Tx<'_>,
     lane: Option<Lane>,
@@ -35,9 +35,9 @@ pub(super) fn lanes(
     let after = after.map_or(i64::MIN, |EventId(seq)| seq);
     let found: Vec<Work> = match lane {
         Some(lane) => {
-            let namespaces = kinds::namespaces(tx)?.into_iter();
-            let first = |namespace| lanes::first(tx, lane.within(namespace).0).transpose();
-            let mut found: Vec<_> = namespaces.filter_map(first).collect::<Result<_, _>>()?;
+            let routes = kinds::routes(tx)?.into_iter();
+            let first = |route| lanes::first(tx, lane.at(&route).0).transpose();
+            let mut found: Vec<_> = routes.filter_map(first).collect::<Result<_, _>>()?;
             found.retain(|work: &Work| work.is_blocking() && work.seq > after);
             found.sort_unstable_by_key(|work| work.seq);
             found.truncate(limit);

@@ -7,11 +7,11 @@ use super::actions::{self, link};
 use super::kinds::Names;
 use super::row::{Work, end};
 use super::{SqliteQueue, kinds, lanes, list};
-use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, paused};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::ChangeEvents;
 use crate::inbox::records::Change;
+use crate::route::Scope;
 use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, State, sql};
 use crate::store::StoreError;
@@ -55,17 +55,12 @@ impl ChangeEvents for SqliteQueue {
             .await
     }
 
-    async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        note: Option<&str>,
-        by: &By,
-    ) -> Result<(), StoreError> {
-        let (kind, note, by) = (kind.cloned(), note.map(str::to_owned), by.clone());
+    async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<(), StoreError> {
+        let (of, note, by) = (of.clone(), note.map(str::to_owned), by.clone());
         self.run(Need::Durable, move |tx| {
-            kinds::pause(tx, kind.as_ref(), note.as_deref())?;
-            let (name, done) = paused(kind.as_ref(), note.as_deref());
-            actions::note(tx, &by, done, None, Some(&name), 0)
+            kinds::pause(tx, &of, note.as_deref())?;
+            let (done, about) = (paused(note.as_deref()), of.to_string());
+            actions::note(tx, &by, done, None, Some(&about), 0)
         })
         .await
     }

@@ -6,7 +6,7 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 use super::kinds::Names;
 use super::row::{self, Work};
 use super::{SqliteQueue, lanes};
-use crate::inbox::event::{EventId, Take, TakenEvent};
+use crate::inbox::event::{EventId, Share, Take, TakenEvent};
 use crate::inbox::queue::{ClaimEvents, Claims};
 use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, sql};
@@ -30,12 +30,12 @@ pub(super) const STATEMENTS: &[&str] = &[NEXT_KIND, FIRST];
 impl ClaimEvents for SqliteQueue {
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let take = take.clone();
-        self.run(Need::Write, move |tx| claim(tx, &take, limit, suspects))
+        let of = of.to_vec();
+        self.run(Need::Write, move |tx| claim(tx, &of, limit, suspects))
             .await
     }
 
@@ -92,61 +92,57 @@ impl Head {
     }
 }
 
-/// Collects the earliest time.
-#[derive(Clone, Copy, Default)]
-struct Earliest(Option<i64>);
-
-impl Earliest {
-    fn add(&mut self, due: i64) {
-        self.0 = Some(self.0.map_or(due, |earliest| earliest.min(due)));
-    }
-}
-
-fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
+fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result<Claims> {
     let mut names = Names::default();
-    let mut next = Earliest::default();
-    return_to_lines(tx, take, &mut names, &mut next)?;
+    let later = return_to_lines(tx, of, &mut names)?;
 
     let mut claims = Claims::default();
     let mut suspects = suspects;
+    let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
+    let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
     let mut heads = Vec::new();
     for place in [Place::Ready, Place::Suspect] {
         for head in Head::all(tx, place)? {
-            if names.is_open(tx, head.kind, take)? {
-                heads.push(head);
+            if let Some(share) = names.share(tx, head.kind, of)? {
+                heads.push((head, share));
             }
         }
     }
     loop {
-        let is_allowed = |head: &Head| head.place == Place::Ready || suspects > 0;
-        let first = (0..heads.len())
-            .filter(|at| is_allowed(&heads[*at]))
-            .min_by_key(|at| {
-                let Head {
-                    place, due, seq, ..
-                } = heads[*at];
-                // A suspect was in progress before all that waits.
-                let is_first = place == Place::Suspect && due <= tx.now;
-                (!is_first, due, seq)
-            });
+        heads.retain(|(head, share)| {
+            has_room(&busy, *share) && (head.place == Place::Ready || suspects > 0)
+        });
+        let is_due = |at: &usize| heads[*at].0.due <= tx.now && claims.events.len() < limit;
+        let first = (0..heads.len()).filter(is_due).min_by_key(|at| {
+            let (head, share) = heads[*at];
+            // A suspect was in progress before all that waits.
+            (
+                head.place != Place::Suspect,
+                busy[share],
+                head.due,
+                head.seq,
+            )
+        });
         let Some(at) = first else { break };
-        let head = heads[at];
-        if head.due > tx.now || claims.events.len() >= limit {
-            next.add(head.due);
-            break;
-        }
+        let (head, share) = heads[at];
         let work = Work::read_by(tx, head.seq)?;
-        let kind = names.name(tx, work.kind)?;
-        if let Some(taken) = lanes::take(tx, &work, kind, take)? {
+        let kind = names.event_type(tx, work.kind)?.kind.clone();
+        if let Some(taken) = lanes::take(tx, &work, kind, &of[share].take)? {
             suspects = suspects.saturating_sub((taken.crashes > 0).into());
+            busy[share] += 1;
             claims.events.push(taken);
         }
         match Head::first(tx, head.place, head.kind)? {
-            Some(head) => heads[at] = head,
+            Some(head) => heads[at].0 = head,
             None => drop(heads.swap_remove(at)),
         }
     }
-    claims.next_due = next.0.map(|due| row::until(due, tx.now));
+    let later = later
+        .into_iter()
+        .filter(|(_, share)| share.is_none_or(|of| has_room(&busy, of)));
+    let later = later.map(|(due, _)| due);
+    let next = heads.iter().map(|(head, _)| head.due).chain(later).min();
+    claims.next_due = next.map(|due| row::until(due, tx.now));
     Ok(claims)
 }
 
@@ -160,14 +156,19 @@ fn take(tx: &mut Tx<'_>, EventId(seq): EventId, take: &Take) -> Result<Option<Ta
     if !is_ready || !names.is_open(tx, work.kind, take)? {
         return Ok(None);
     }
-    let kind = names.name(tx, work.kind)?;
+    let kind = names.event_type(tx, work.kind)?.kind.clone();
     lanes::take(tx, &work, kind, take)
 }
 
-/// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Adds
-/// to `next` when the next one does.
-fn return_to_lines(tx: &Tx<'_>, take: &Take, names: &mut Names, next: &mut Earliest) -> Result<()> {
+/// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Returns when
+/// the next ones do, each with its share, or with none if that does not matter.
+fn return_to_lines(
+    tx: &Tx<'_>,
+    of: &[Share],
+    names: &mut Names,
+) -> Result<Vec<(i64, Option<usize>)>> {
     let mut returns = RETURNS;
+    let mut later = Vec::new();
     for place in [Place::Taken, Place::Aside] {
         for head in Head::all(tx, place)? {
             let mut head = Some(head);
@@ -183,12 +184,15 @@ fn return_to_lines(tx: &Tx<'_>, take: &Take, names: &mut Names, next: &mut Earli
                 }
                 head = Head::first(tx, place, due.kind)?;
             }
-            if let Some(head) = head
-                && (returns == 0 || names.is_open(tx, head.kind, take)?)
-            {
-                next.add(head.due);
+            let Some(head) = head else { continue };
+            let share = names.share(tx, head.kind, of)?;
+            if returns == 0 {
+                // More may return now, which may let events of any type be ready.
+                later.push((head.due, None));
+            } else if share.is_some() {
+                later.push((head.due, share));
             }
         }
     }
-    Ok(())
+    Ok(later)
 }

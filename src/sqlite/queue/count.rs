@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::time::SystemTime;
 
 use async_trait::async_trait;
-use rusqlite::types::Type;
 use rusqlite::{Result, Row, params};
 
 use super::{SqliteQueue, row, stats};
@@ -94,7 +93,7 @@ fn note(tx: &Tx<'_>, counts: &[Count]) -> Result<()> {
             count.series.name(),
             count.minute,
             count.process,
-            kind(count),
+            count.of().to_string(),
             count.outcome,
             number(count),
             sample.map(|sample| &sample.lines),
@@ -145,7 +144,7 @@ fn list(tx: &Tx<'_>, of: &CountsOf, next: &Next) -> Result<(Vec<Count>, Option<N
         below: (
             last.minute,
             last.process,
-            self::kind(last).to_owned(),
+            last.of().to_string(),
             last.outcome.clone().into_owned(),
         ),
         ..next.clone()
@@ -170,7 +169,7 @@ pub(super) fn purge(tx: &Tx<'_>) -> Result<bool> {
             let old: Vec<Count> = old.collect::<Result<_>>()?;
             has_more |= old.len() as i64 == STEP;
             for count in &old {
-                let (name, minute, kind) = (series.name(), count.minute, kind(count));
+                let (name, minute, kind) = (series.name(), count.minute, count.of().to_string());
                 if let Some(span) = SPANS.get(at + 1)
                     && series != Series::Budget
                 {
@@ -192,31 +191,19 @@ pub(super) fn forget(tx: &Tx<'_>, seq: i64) -> Result<()> {
     Ok(())
 }
 
-/// Empty for none.
-fn kind(count: &Count) -> &str {
-    count.kind.as_ref().map_or("", |kind| kind.as_str())
-}
-
 fn number(count: &Count) -> i64 {
     i64::try_from(count.number).unwrap_or(i64::MAX)
 }
 
 fn count(row: &Row<'_>, series: Series) -> Result<Count> {
-    let kind = match row.get_ref(2)?.as_str()? {
-        "" => None,
-        kind => Some(
-            kind.parse()
-                .map_err(|_| row::invalid(2, Type::Text, "no kind"))?,
-        ),
-    };
+    let number = row.get::<_, i64>(4)?.unsigned_abs();
     let sample: Option<String> = row.get(5)?;
-    Ok(Count {
-        minute: row.get(0)?,
+    let mut count = Count {
         process: row.get(1)?,
-        series,
-        kind,
         outcome: Cow::Owned(row.get(3)?),
-        number: row.get::<_, i64>(4)?.unsigned_abs(),
         sample: sample.map(|lines| Sample { lines, key: None }),
-    })
+        ..Count::new(series, row.get(0)?, number)
+    };
+    count.set_of(row::parse(row, 2)?);
+    Ok(count)
 }

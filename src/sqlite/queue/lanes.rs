@@ -131,7 +131,7 @@ pub(super) fn take_first(
     let mut names = Names::default();
     match take {
         Some(take) if first.due <= tx.now && names.is_open(tx, first.kind, take)? => {
-            let kind = names.name(tx, first.kind)?;
+            let kind = names.event_type(tx, first.kind)?.kind.clone();
             self::take(tx, &first, kind, take)
         }
         _ if first.place == Place::Behind => {
@@ -216,7 +216,8 @@ pub(super) fn take(
     let mut content = tx.prepare(CONTENT)?;
     let content = content.query_row([work.seq], |row| {
         let body = Bytes::copy_from_slice(row.get_ref(3)?.as_blob()?);
-        let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body);
+        let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body)
+            .with_route(take.kinds.route.clone());
         let delivery = delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?);
         Ok(match row.get_ref(4)?.as_blob_or_null()? {
             Some(headers) => delivery.with_headers(headers::from_bytes(headers)),

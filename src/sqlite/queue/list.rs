@@ -19,6 +19,7 @@ use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
     BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure,
 };
+use crate::route::EventType;
 use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::keys;
 use crate::sqlite::schema::{Place, State};
@@ -263,9 +264,11 @@ fn read_summary(
         State::Dead => (EventState::Dead, settled_at()?),
         State::Deleted => return Ok(None),
     };
+    let EventType { route, kind } = names.event_type(tx, row.get(0)?)?.clone();
     Ok(Some(EventSummary {
         id,
-        kind: names.name(tx, row.get(0)?)?,
+        route,
+        kind,
         key: row::read_key(row, 2)?,
         chat: row.get(3)?,
         state,

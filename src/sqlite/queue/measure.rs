@@ -32,5 +32,7 @@ fn measure(tx: &Tx<'_>) -> Result<Tables> {
     Ok(Tables {
         bytes: used.saturating_mul(number(PAGE_SIZE)?),
         identity: tx.prepare(IDENTITY)?.query_row([], |row| row.get(0))?,
+        // A file that cannot be written to is not opened.
+        is_writable: true,
     })
 }

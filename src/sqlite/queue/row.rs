@@ -1,5 +1,6 @@
 //! Rows of `work` and `failures`, and the values of columns.
 
+use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::Type;
@@ -7,7 +8,6 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 
 use crate::delivery::IdempotencyKey;
 use crate::error::BoxError;
-use crate::event::EventKind;
 use crate::inbox::event::{EventState, Failure};
 use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::{Place, State};
@@ -227,9 +227,14 @@ pub(super) fn until(due: i64, now: i64) -> Duration {
     Duration::from_millis(u64::try_from(due.saturating_sub(now)).unwrap_or(0))
 }
 
-pub(super) fn read_kind(row: &Row<'_>, column: usize) -> Result<EventKind> {
-    let name = row.get_ref(column)?.as_str()?;
-    EventKind::from_bytes(name.as_bytes()).map_err(|error| invalid(column, Type::Text, error))
+/// What a text says.
+pub(super) fn parse<T>(row: &Row<'_>, column: usize) -> Result<T>
+where
+    T: FromStr<Err: Into<BoxError>>,
+{
+    let text = row.get_ref(column)?.as_str()?;
+    text.parse()
+        .map_err(|error| invalid(column, Type::Text, error))
 }
 
 pub(super) fn read_key(row: &Row<'_>, column: usize) -> Result<Option<IdempotencyKey>> {

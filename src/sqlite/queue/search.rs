@@ -6,9 +6,11 @@ use rusqlite::{OptionalExtension, Params, Result, params};
 
 use super::{chats, kinds};
 use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
 use crate::inbox::event::EventState;
 use crate::inbox::records::{Filter, Page};
 use crate::inbox::text::has_text;
+use crate::route::RouteName;
 use crate::sqlite::engine::Tx;
 use crate::sqlite::schema::sql;
 
@@ -24,11 +26,13 @@ macro_rules! both {
 
 pub(super) const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
 const LAST: &str = "SELECT max(seq) FROM events";
-// The columns of the filter are compared where they are read. `?5`: only events that are settled.
+// The columns of the filter are compared where they are read. `?5`: only events that are settled. The table of types is read
+// whole, because an index would not serve a name or a route that may be NULL.
 const ALL: [&str; 2] = both!(
     "SELECT seq FROM events
-    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR kind IN (SELECT id FROM kinds WHERE name = ?4))
-        AND (?5 = 0 OR state <> $Unsettled)"
+    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?5 = 0 OR state <> $Unsettled)
+        AND (?4 IS NULL AND ?6 IS NULL
+            OR kind IN (SELECT id FROM kinds NOT INDEXED WHERE ifnull(name = ?4, 1) AND ifnull(route = ?6, 1)))"
 );
 const BODIES: [&str; 2] = both!("SELECT seq, body FROM bodies WHERE seq BETWEEN ?1 AND ?2");
 const FAILED: [&str; 2] = both!("SELECT DISTINCT seq FROM failures WHERE seq BETWEEN ?1 AND ?2");
@@ -228,15 +232,15 @@ fn within_window(
             (from, from.saturating_add(WINDOW - 1).min(last))
         }
     };
-    let kind = match &filter.kinds[..] {
-        [kind] if !kinds::is_known(tx, kind)? => return Ok((Vec::new(), None)),
-        [kind] => Some(kind.as_str()),
-        _ => None,
-    };
+    let kind = one(&filter.kinds).map(EventKind::as_str);
+    let route = one(&filter.routes).map(RouteName::as_str);
+    if !kinds::is_known(tx, kind, route)? {
+        return Ok((Vec::new(), None));
+    }
     let is_settled =
         !filter.states.is_empty() && !filter.states.iter().any(|state| state.is_unsettled());
     let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
-    let values = params![from, to, key, kind, is_settled];
+    let values = params![from, to, key, kind, is_settled, route];
     let order = usize::from(page.newest_first);
     let (events, seen) = some(tx, ALL[order], values, CANDIDATES)?;
     let seen = seen.or(match page.newest_first {
@@ -244,4 +248,12 @@ fn within_window(
         false => (to < last).then_some(to),
     });
     Ok((events, seen))
+}
+
+/// The one that is selected, if it is one. Several are compared where the events are read.
+fn one<T>(selected: &[T]) -> Option<&T> {
+    match selected {
+        [one] => Some(one),
+        _ => None,
+    }
 }

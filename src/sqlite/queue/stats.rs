@@ -1,10 +1,11 @@
-//! The number of events by kind and state.
+//! The number of events by type and state.
 
 use std::collections::BTreeMap;
 
 use super::search::FIRST;
 use super::{kinds, row};
 use crate::inbox::records::{KindStats, Stats};
+use crate::route::{EventType, Scope};
 use crate::sqlite::engine::Tx;
 use crate::sqlite::schema::{Place, sql};
 
@@ -22,7 +23,7 @@ pub(super) const STATEMENTS: &[&str] = &[WORK, DEAD];
 /// How many events a step counts, which takes less time than a commit.
 const COUNTED: usize = 1000;
 
-/// The number of events of a kind.
+/// The number of events of a type.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
     waiting: u64,
@@ -102,14 +103,21 @@ impl Counts {
     }
 
     pub(super) fn stats(&self, tx: &Tx<'_>) -> rusqlite::Result<Stats> {
+        let (mut types, mut pauses) = kinds::all(tx)?;
+        types.sort_unstable_by(|(_, a), (_, b)| a.cmp(b));
+        pauses.sort_unstable_by(|a, b| a.of.cmp(&b.of));
         let mut stats = Stats {
             kinds: Vec::new(),
             at: row::time(tx.now),
-            pauses: kinds::pauses(tx)?,
+            pauses,
         };
-        for (id, kind, is_paused) in kinds::all(tx)? {
+        for (id, EventType { route, kind }) in types {
             let count = self.kinds.get(&id).copied().unwrap_or_default();
+            let pauses = stats.pauses.iter();
+            let mut pauses = pauses.filter(|pause| pause.of != Scope::Everything);
             stats.kinds.push(KindStats {
+                is_paused: pauses.any(|pause| pause.of.has(&route, &kind)),
+                route,
                 kind,
                 waiting: count.waiting,
                 in_progress: count.in_progress,
@@ -117,10 +125,8 @@ impl Counts {
                 dead: count.dead,
                 blocking: count.blocking,
                 oldest: count.oldest.map(row::time),
-                is_paused,
             });
         }
-        stats.kinds = KindStats::by_name(stats.kinds);
         Ok(stats)
     }
 }

@@ -12,7 +12,7 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
 use tokio::time::sleep;
-use tower_webhook::inbox::{EventId, EventState};
+use tower_webhook::inbox::{EventId, EventState, Scope};
 
 use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event};
@@ -541,7 +541,10 @@ async fn accessible(width: u32) {
         }
         page.goto(&format!("{url}/events/4")).await;
         page.until_contains("#waits", "Its kind is tripped").await;
-        desk.inbox.pause(None, "ada: maintenance").await.unwrap();
+        desk.inbox
+            .pause(Scope::Everything, "ada: maintenance")
+            .await
+            .unwrap();
         // A change that does not end.
         desk.redrives.forget_permits(usize::MAX);
         page.goto(&format!("{url}/all?action=redrive&state=unsettled"))
@@ -563,7 +566,7 @@ async fn accessible(width: u32) {
             "chat?id=stuck",
             "find?id=stuck",
             "find?id=nowhere",
-            "pause?kind=chat-rated",
+            "pause?of=chat-rated",
             "events/2?did=redrive:2",
             "events?state=none",
             "all?state=dead&action=discard",
@@ -806,7 +809,7 @@ async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
         desk.accept(event(&format!("dead-{n}"), 1)).await;
     }
     desk.until(3, EventState::Dead).await;
-    desk.inbox.pause(None, "").await.unwrap();
+    desk.inbox.pause(Scope::Everything, "").await.unwrap();
     let (ada, bob) = (
         desk.serve(desk.console()).await,
         desk.serve(desk.console()).await,

@@ -9,17 +9,16 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::sync::Semaphore;
-use tower::Layer;
 use tower_webhook::inbox::internal::{BulkStep, Tuning};
 use tower_webhook::inbox::{
-    Accept, ActionKind, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Queue, Retry,
-    WorkerHandle,
+    ActionKind, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Queue, Retry,
 };
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::signature::Signature;
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
-use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer};
+use tower_webhook::{
+    EventKind, EventRouter, HandlerError, RawDelivery, Receiver, Running, Webhooks,
+};
 use tower_webhook_console::Console;
 
 use crate::chromium::until;
@@ -42,11 +41,11 @@ pub(crate) struct Desk {
     pub(crate) inbox: Inbox,
     pub(crate) redrives: Arc<Semaphore>,
     is_repaired: Arc<AtomicBool>,
-    webhooks: Signature<Accept>,
+    webhooks: Receiver,
     recent: Recent,
     budget: FailureBudget,
     silence: Silence,
-    _worker: WorkerHandle,
+    _running: Running,
 }
 
 /// The trace in which the first five events were delivered.
@@ -74,7 +73,12 @@ impl Desk {
             is_shared: false,
             ..queue.shared()
         };
-        let inbox = Inbox::new(queue).observer(observer.clone());
+        let hour = Duration::from_secs(60 * 60);
+        let inbox = Inbox::new(queue).worker(|worker| {
+            worker
+                .retry(Retry::default().delays(hour, hour))
+                .trip_after(TRIP_AFTER)
+        });
         let is_repaired = Arc::new(AtomicBool::new(false));
         let repaired = Arc::clone(&is_repaired);
         let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
@@ -90,16 +94,11 @@ impl Desk {
                 }
             }
         });
-        let hour = Duration::from_secs(60 * 60);
-        let worker = inbox
-            .worker(events)
-            .retry(Retry::default().delays(hour, hour))
-            .trip_after(TRIP_AFTER);
+        let webhooks = Webhooks::new(secret()).observer(observer);
+        let (webhooks, running) = webhooks.inbox(inbox.clone()).start(events).unwrap();
         Self {
-            webhooks: SignatureLayer::new(secret())
-                .observer(observer)
-                .layer(inbox.accept()),
-            _worker: worker.spawn(),
+            webhooks,
+            _running: running,
             inbox,
             redrives,
             is_repaired,

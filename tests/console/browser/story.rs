@@ -81,7 +81,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         })
         .await;
         let scraped = curl(&[&metrics]);
-        let tripped = r#"webhook_inbox_tripped{kind="message-created"} 1"#;
+        let tripped = r#"webhook_inbox_tripped{route="chat-platform",kind="message-created"} 1"#;
         assert!(scraped.contains(tripped), "{scraped}");
         page.picture("overview").await;
 
@@ -152,7 +152,10 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         assert_eq!(events, expected, "{chat}");
     }
     let scraped = curl(&[&metrics]);
-    assert!(scraped.contains(r#"webhook_inbox_tripped{kind="message-created"} 0"#));
+    assert!(
+        scraped
+            .contains(r#"webhook_inbox_tripped{route="chat-platform",kind="message-created"} 0"#)
+    );
     assert_eq!(sandbox.stop(), 0);
     assert_eq!(receiver.stop(), 0);
 }

@@ -51,7 +51,7 @@ impl Server {
 
     async fn claim(&self, lease: Duration) -> Vec<TakenEvent> {
         let take = Take { lease, ..take() };
-        self.queue.claim(&take, 64, 64).await.unwrap().events
+        self.queue.claim_of(&take, 64, 64).await.unwrap().events
     }
 
     async fn ids(&self) -> Vec<EventId> {

@@ -101,7 +101,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
         let (queue, ended) = (queue.clone(), Arc::clone(&ended));
         tasks.spawn(async move {
             while ended.load(Ordering::Relaxed) < 8 {
-                for taken in queue.claim(&take(), 3, 3).await.unwrap().events {
+                for taken in queue.claim_of(&take(), 3, 3).await.unwrap().events {
                     queue
                         .settle(&taken.lease, &Settlement::Handled, None)
                         .await
@@ -128,7 +128,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
         );
     }
     while queue.stats().await.unwrap().unsettled() > 0 {
-        for taken in queue.claim(&take(), 1000, 1000).await.unwrap().events {
+        for taken in queue.claim_of(&take(), 1000, 1000).await.unwrap().events {
             let mut next = Some(Box::new(taken));
             while let Some(taken) = next {
                 let again = take();
@@ -161,13 +161,13 @@ async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
             let settled = queue.settle(&taken.lease, &Settlement::Handled, Some(&brief));
             let _ = timeout(limit, settled).await;
         }
-        let _ = timeout(limit, queue.claim(&brief, 1, 1)).await;
+        let _ = timeout(limit, queue.claim_of(&brief, 1, 1)).await;
         let _ = timeout(limit, queue.stats()).await;
     }
     // A server may still be at work on what was given up.
     let works = timeout(LEASE, async {
         while queue.stats().await.unwrap().unsettled() > 0 {
-            for taken in queue.claim(&take(), 100, 100).await.unwrap().events {
+            for taken in queue.claim_of(&take(), 100, 100).await.unwrap().events {
                 queue
                     .settle(&taken.lease, &Settlement::Handled, None)
                     .await

@@ -198,7 +198,7 @@ async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
         // Each end comes twice, some of them not as handled, and the next events follow.
         loop {
             if leases.is_empty() {
-                let claims = queue.claim(&next, 100, 100).await.unwrap();
+                let claims = queue.claim_of(&next, 100, 100).await.unwrap();
                 leases = claims.events.iter().map(|taken| taken.lease).collect();
             }
             if leases.is_empty() {
@@ -293,10 +293,13 @@ async fn queue_works_with_the_rights_that_its_page_names() {
         Change::Made
     );
     queue
-        .pause(Some(&EventKind::CHAT_RATED), Some(""), &By::default())
+        .pause(&EventKind::CHAT_RATED.into(), Some(""), &By::default())
         .await
         .unwrap();
-    assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);
+    assert_eq!(
+        queue.claim_of(&take(), 10, 0).await.unwrap().events.len(),
+        1
+    );
     assert_eq!(queue.forget_all("1", &By::default()).await.unwrap(), 2);
     queue.purge(Duration::ZERO).await.unwrap();
     queue.size().await.unwrap();

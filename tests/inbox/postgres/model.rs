@@ -5,14 +5,15 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Kinds, Lane, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
+    Accepted, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Share, Take, TakenEvent,
 };
 use tower_webhook::inbox::{
-    ActionKind, BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Queue, Stats,
+    ActionKind, BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Queue, Scope,
+    Stats,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::EventKey;
-use tower_webhook::{IdempotencyKey, RawDelivery};
+use tower_webhook::{EventType, IdempotencyKey, RawDelivery, RouteName};
 
 use support::HOUR;
 use support::database::Database;
@@ -48,17 +49,39 @@ impl Random {
     }
 
     fn take(&mut self) -> Take {
+        let route = self.route();
+        self.take_at(route)
+    }
+
+    fn take_at(&mut self, route: RouteName) -> Take {
         // Such a short lease has expired when the next operation begins.
         let lease = match self.one_in(4) {
             true => Duration::from_micros(1),
             false => HOUR,
         };
-        let kinds = self.kinds().within(self.namespace());
+        let kinds = self.kinds().at(route);
         Take { lease, kinds }
     }
 
-    fn namespace(&mut self) -> Namespace {
-        Namespace::of(self.pick(&["", "", "", "crm"]))
+    fn route(&mut self) -> RouteName {
+        self.pick(&["chat-platform", "chat-platform", "chat-platform", "crm"])
+            .parse()
+            .unwrap()
+    }
+
+    /// Of one route, or of both, in any order.
+    fn shares(&mut self) -> Vec<(RouteName, Share)> {
+        let mut routes = vec![self.route()];
+        routes.extend(Some(self.route()).filter(|route| !routes.contains(route)));
+        let shares = routes.into_iter().map(|route| {
+            let share = Share {
+                busy: self.below(3) as usize,
+                most: self.pick(&[usize::MAX, usize::MAX, 1, 3]),
+                ..self.take_at(route.clone()).into()
+            };
+            (route, share)
+        });
+        shares.collect()
     }
 
     fn next(&mut self) -> Option<Take> {
@@ -74,7 +97,7 @@ impl Random {
             _ => Some(format!("new {count}")),
         };
         let chat = (!self.one_in(5)).then(|| self.pick(&["a", "b", "c"]).to_owned());
-        let namespace = self.namespace();
+        let route = self.route();
         let lane = chat.as_deref().map(Lane::of_chat);
         let mut headers = HeaderMap::new();
         if count.is_multiple_of(3) {
@@ -86,16 +109,16 @@ impl Random {
             .as_deref()
             .map(|key| IdempotencyKey::new(HeaderValue::from_str(key).unwrap()).unwrap());
         NewEvent {
-            namespace,
             key: key
                 .as_ref()
                 .map(|key| EventKey::new("", key.as_bytes(), body.as_bytes())),
             guard,
+            lane: lane.map(|lane| lane.at(&route)),
             delivery: RawDelivery::new(self.pick(&KINDS), body)
+                .with_route(route)
                 .with_key(raw)
                 .with_headers(headers),
             chat,
-            lane: lane.map(|lane| lane.within(namespace)),
             retain: match self.one_in(4) {
                 true => Duration::ZERO,
                 false => HOUR,
@@ -149,7 +172,10 @@ fn same_taken(memory: &TakenEvent, postgres: &TakenEvent) -> Held {
     let shown = |taken: &TakenEvent| {
         (
             taken.lease.id,
-            taken.delivery.kind().clone(),
+            (
+                taken.delivery.route().clone(),
+                taken.delivery.kind().clone(),
+            ),
             taken.delivery.key().cloned(),
             taken.delivery.body().clone(),
             taken.delivery.headers().clone(),
@@ -168,7 +194,7 @@ fn same_taken(memory: &TakenEvent, postgres: &TakenEvent) -> Held {
 fn shown(summary: &EventSummary) -> impl PartialEq + std::fmt::Debug {
     (
         summary.id,
-        summary.kind.clone(),
+        EventType::new(summary.route.clone(), summary.kind.clone()),
         summary.key.clone(),
         summary.chat.clone(),
         summary.state,
@@ -232,10 +258,11 @@ impl Both {
                 }
             }
             14..=19 => {
-                let take = random.take();
+                let shares = random.shares();
+                let of: Vec<_> = shares.iter().map(|(_, share)| share.clone()).collect();
                 let (limit, suspects) = (random.below(4) as usize, random.below(3) as usize);
-                let m = memory.claim(&take, limit, suspects).await.unwrap();
-                let p = postgres.claim(&take, limit, suspects).await.unwrap();
+                let m = memory.claim(&of, limit, suspects).await.unwrap();
+                let p = postgres.claim(&of, limit, suspects).await.unwrap();
                 let ids = |events: &[TakenEvent]| -> Vec<_> {
                     events.iter().map(|taken| taken.lease.id).collect()
                 };
@@ -247,7 +274,7 @@ impl Both {
                     }
                     println!("{m:?} {p:?}");
                 }
-                assert_eq!(m_ids, p_ids, "{take:?} {limit} {suspects}");
+                assert_eq!(m_ids, p_ids, "{of:?} {limit} {suspects}");
                 assert_eq!(
                     m.next_due.is_some_and(|due| due.is_zero()),
                     p.next_due.is_some_and(|due| due.is_zero()),
@@ -257,7 +284,9 @@ impl Both {
                 );
                 for (m, p) in m.events.iter().zip(&p.events) {
                     let held = same_taken(m, p);
-                    self.took(held, &take);
+                    let mut shares = shares.iter();
+                    let share = shares.find(|(route, _)| route == m.delivery.route());
+                    self.took(held, &share.unwrap().1.take);
                 }
             }
             20..=29 if !self.held.is_empty() => {
@@ -323,16 +352,14 @@ impl Both {
                 assert_eq!(m.unwrap(), p.unwrap());
             }
             36 => {
-                let kind = (!random.one_in(4)).then(|| random.pick(&KINDS));
-                let paused = random.one_in(3);
-                memory
-                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
-                    .await
-                    .unwrap();
-                postgres
-                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
-                    .await
-                    .unwrap();
+                let of = match random.below(8) {
+                    0 | 1 => Scope::Everything,
+                    2 => Scope::Route(random.route()),
+                    _ => EventType::new(random.route(), random.pick(&KINDS)).into(),
+                };
+                let note = random.one_in(3).then_some("");
+                memory.pause(&of, note, &By::default()).await.unwrap();
+                postgres.pause(&of, note, &By::default()).await.unwrap();
             }
             37 if random.one_in(4) => {
                 let keep = random.pick(&[Duration::ZERO, HOUR]);
@@ -356,7 +383,8 @@ impl Both {
             states.push(random.pick(&EventState::ALL));
         }
         let kinds = random.one_in(2).then(|| random.pick(&KINDS));
-        let mut some = Filter::default().states(states).kinds(kinds);
+        let routes = views.one_in(4).then(|| views.route());
+        let mut some = Filter::default().states(states).routes(routes).kinds(kinds);
         some.chat = random.one_in(3).then(|| "a".to_owned());
         some.key = views.one_in(6).then(|| {
             let key = format!("key {}", views.below(10));
@@ -416,7 +444,7 @@ impl Both {
         let pauses = |stats: &Stats| -> Vec<_> {
             let pauses = stats.pauses.iter();
             pauses
-                .map(|pause| (pause.kind.clone(), pause.note.clone()))
+                .map(|pause| (pause.of.clone(), pause.note.clone()))
                 .collect()
         };
         assert_eq!(pauses(&m), pauses(&p));
@@ -431,14 +459,17 @@ impl Both {
                     kind.blocking,
                 ];
                 (
-                    kind.kind.clone(),
+                    kind.event_type(),
                     counts,
                     kind.is_paused,
                     kind.oldest.is_some(),
                 )
             });
             counts
-                .filter(|(_, counts, is_paused, _)| *is_paused || *counts != [0; 5])
+                .filter(|(of, counts, ..)| {
+                    let of = Scope::from(of.clone());
+                    *counts != [0; 5] || stats.pauses.iter().any(|pause| pause.of == of)
+                })
                 .collect()
         };
         assert_eq!(shown(&m), shown(&p));

@@ -6,7 +6,8 @@ use std::time::Duration;
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
+use tower_webhook::RouteName;
+use tower_webhook::inbox::internal::{Accepted, Kinds, Settled, Settlement, Share, Take};
 use tower_webhook::inbox::{By, Change, EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
@@ -81,7 +82,7 @@ impl Pinned {
     }
 
     async fn claim(&self, take: &Take) -> Vec<EventId> {
-        let claims = self.queue.claim(take, 10, 10).await.unwrap();
+        let claims = self.queue.claim_of(take, 10, 10).await.unwrap();
         claims.events.iter().map(|event| event.lease.id).collect()
     }
 
@@ -157,18 +158,49 @@ async fn all_that_becomes_due_is_taken() {
     );
     pinned.takes(held_back).await;
 
-    let kind = event(None, None).delivery.kind().clone();
-    queue
-        .pause(Some(&kind), Some(""), &By::default())
-        .await
-        .unwrap();
+    let kind = event(None, None).delivery.kind().clone().into();
+    queue.pause(&kind, Some(""), &By::default()).await.unwrap();
     let paused = untaken(3).await;
     assert!(pinned.claim(&take()).await.is_empty());
-    queue
-        .pause(Some(&kind), None, &By::default())
-        .await
-        .unwrap();
+    queue.pause(&kind, None, &By::default()).await.unwrap();
     pinned.takes(paused).await;
+}
+
+/// It is older than what a claim looks back for.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_full_route_leaves_is_above_the_floor() {
+    let pinned = Pinned::create().await;
+    let crm: RouteName = "crm".parse().unwrap();
+    let claim = async |room: usize| {
+        let crm = Take {
+            kinds: Kinds::all().at(crm.clone()),
+            ..take()
+        };
+        let busy = Share {
+            busy: 3,
+            most: 3 + room,
+            ..crm.into()
+        };
+        let claims = pinned.queue.claim(&[take().into(), busy], 10, 10).await;
+        let claims = claims.unwrap();
+        let ids = claims.events.iter().map(|event| event.lease.id);
+        (ids.collect::<Vec<_>>(), claims.next_due)
+    };
+    assert_eq!(claim(0).await, (vec![], None));
+    let mut left = event(None, None);
+    left.delivery = left.delivery.with_route(crm.clone());
+    let accepted = pinned.queue.accept(left, None).await.unwrap();
+    let Accepted::New { id, .. } = accepted else {
+        panic!("{accepted:?}")
+    };
+    for _ in 0..2 {
+        assert_eq!(claim(0).await, (vec![], None));
+        sleep(Duration::from_millis(3500)).await;
+    }
+    let before = pinned.reads().await;
+    assert_eq!(claim(1).await, (vec![id], None));
+    let read = pinned.reads().await - before;
+    assert!(read < DELETED, "a claim has read {read}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -270,9 +302,9 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
             queue.accept(event(None, Some(lane)), None).await.unwrap();
         }
     }
-    let crashed = queue.claim(&short, 100, 100).await.unwrap().events;
+    let crashed = queue.claim_of(&short, 100, 100).await.unwrap().events;
     sleep(Duration::from_millis(400)).await;
-    let taken = queue.claim(&take(), 100, 100).await.unwrap().events;
+    let taken = queue.claim_of(&take(), 100, 100).await.unwrap().events;
     assert!(taken.len() >= crashed.len(), "{}", taken.len());
     for event in &taken {
         let put_aside = queue.settle(&event.lease, &retry(false), None).await;
@@ -280,7 +312,7 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
     }
     assert!(
         !queue
-            .claim(&take(), 100, 100)
+            .claim_of(&take(), 100, 100)
             .await
             .unwrap()
             .events

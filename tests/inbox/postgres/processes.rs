@@ -88,7 +88,7 @@ impl Order {
 
     async fn work(&self, queue: &PostgresQueue, events: usize) {
         while lock(&self.handled).len() < events {
-            let claims = queue.claim(&take(), 8, 8).await.unwrap();
+            let claims = queue.claim_of(&take(), 8, 8).await.unwrap();
             join_all(
                 claims
                     .events

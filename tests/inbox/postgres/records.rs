@@ -12,7 +12,7 @@ use tower_webhook::inbox::internal::{
     Accepted, BulkStep, FORGET_STEP, Lane, NewBulk, NewEvent, Settled, Settlement, Take,
 };
 use tower_webhook::inbox::{
-    ActionKind, BulkState, By, Change, EventId, EventState, Failure, Filter, Page, Which,
+    ActionKind, BulkState, By, Change, EventId, EventState, Failure, Filter, Page, Scope, Which,
 };
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
@@ -106,7 +106,7 @@ async fn headers_of_a_batch_stay_with_their_events() {
     let next = take();
     let mut handled = 0;
     loop {
-        let claims = queue.claim(&next, 7, 7).await.unwrap();
+        let claims = queue.claim_of(&next, 7, 7).await.unwrap();
         let claimed = claims.events.iter().map(|taken| {
             assert_eq!(taken.delivery.headers(), &kept(events[&taken.lease.id]));
             taken.lease
@@ -170,7 +170,7 @@ async fn an_attempt_that_lost_its_lease_notes_no_duration() {
     }
     tokio::time::sleep(Duration::from_millis(1)).await;
     for round in 0..3u64 {
-        let claims = queue.claim(&take(), 5, 5).await.unwrap();
+        let claims = queue.claim_of(&take(), 5, 5).await.unwrap();
         assert_eq!(claims.events.len(), 5);
         let held = claims.events.iter().map(|taken| taken.lease);
         // Both at one time, and so in one statement.
@@ -241,7 +241,7 @@ async fn one_of_several_changes_from_the_same_state_is_made() {
     let worker = queues[0].clone();
     changes.spawn(async move {
         for _ in 0..20 {
-            for taken in worker.claim(&take(), 3, 3).await.unwrap().events {
+            for taken in worker.claim_of(&take(), 3, 3).await.unwrap().events {
                 end(&worker, &taken, Settlement::Handled).await;
             }
         }
@@ -409,7 +409,7 @@ async fn a_chat_with_many_events_is_forgotten_in_steps() {
         assert!(record.body.is_some() && record.summary.state.is_unsettled());
     }
     // The events that came meanwhile are first in the lane.
-    let claimed = queue.claim(&take(), 10, 10).await.unwrap().events;
+    let claimed = queue.claim_of(&take(), 10, 10).await.unwrap().events;
     let claimed: Vec<_> = claimed.iter().map(|taken| taken.lease.id).collect();
     assert_eq!(claimed, later[..1]);
 }
@@ -499,7 +499,9 @@ async fn what_cannot_be_recorded_is_not_done() {
     let changes = [
         queue.redrive(ids[0], None, &by).await.map(drop),
         queue.discard(ids[1], None, &by).await.map(drop),
-        queue.pause(None, Some("maintenance"), &by).await,
+        queue
+            .pause(&Scope::Everything, Some("maintenance"), &by)
+            .await,
         queue.forget("chat", None, &by).await.map(drop),
     ];
     assert!(changes.iter().all(Result::is_err), "{changes:?}");

@@ -54,7 +54,7 @@ async fn event_whose_caller_gave_up_is_released() {
 
     let claimed = timeout(LEASE, async {
         loop {
-            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            let claims = queue.claim_of(&take, 1, 0).await.unwrap();
             if let Some(taken) = claims.events.into_iter().next() {
                 return taken;
             }
@@ -76,7 +76,7 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     let mut busy = pool.begin().await.unwrap();
     lock_table(&mut busy).await;
     let take = take();
-    let claim = queue.claim(&take, 3, 0);
+    let claim = queue.claim_of(&take, 3, 0);
     timeout(Duration::from_millis(200), claim)
         .await
         .unwrap_err();
@@ -85,7 +85,7 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     let mut taken = Vec::new();
     let claimed = timeout(LEASE / 2, async {
         while taken.len() < 3 {
-            taken.extend(queue.claim(&take, 3, 0).await.unwrap().events);
+            taken.extend(queue.claim_of(&take, 3, 0).await.unwrap().events);
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     });
@@ -124,7 +124,7 @@ async fn claims_that_were_given_up_without_a_connection_take_nothing() {
     let connection = pool.acquire().await.unwrap();
     for _ in 0..3 {
         let limit = Duration::from_millis(50);
-        timeout(limit, queue.claim(&take(), 1, 0))
+        timeout(limit, queue.claim_of(&take(), 1, 0))
             .await
             .unwrap_err();
     }
@@ -187,7 +187,7 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
             let accepted = timeout(LIMIT, accepted).await;
             if lane % 20 == 0 {
                 // What it takes has to be held, too.
-                if let Ok(Ok(claims)) = timeout(LIMIT, queue.claim(&brief, 8, 1)).await {
+                if let Ok(Ok(claims)) = timeout(LIMIT, queue.claim_of(&brief, 8, 1)).await {
                     for taken in claims.events {
                         end(&queue, &taken, Settlement::Released).await;
                     }
@@ -216,7 +216,7 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
 
     // Whatever has a lease that nobody holds would be a suspect then.
     tokio::time::sleep(brief.lease + LIMIT).await;
-    let claims = queue.claim(&take(), 1000, 1000).await.unwrap();
+    let claims = queue.claim_of(&take(), 1000, 1000).await.unwrap();
     let suspects = claims.events.iter().filter(|taken| taken.crashes > 0);
     assert_eq!(suspects.count(), 0);
 }
@@ -242,7 +242,7 @@ async fn event_that_was_long_in_its_statement_waits_for_a_claim() {
         let state = queue.get(id).await.unwrap().unwrap().summary.state;
         assert_eq!(state, EventState::Waiting);
     }
-    let claims = queue.claim(&take, 2, 0).await.unwrap();
+    let claims = queue.claim_of(&take, 2, 0).await.unwrap();
     let claimed: Vec<_> = claims.events.iter().map(|taken| taken.lease.id).collect();
     assert_eq!(claimed, [next, accepted]);
 }
@@ -262,7 +262,7 @@ async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
     assert!(accepted.is_err());
     let claimed = timeout(LEASE / 2, async {
         loop {
-            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            let claims = queue.claim_of(&take, 1, 0).await.unwrap();
             if let Some(taken) = claims.events.into_iter().next() {
                 return taken;
             }
@@ -272,7 +272,7 @@ async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
     let taken = claimed.await.expect("it is due before its lease ends");
     assert_eq!(taken.crashes, 0);
     // This one is held.
-    assert!(queue.claim(&take, 1, 1).await.unwrap().events.is_empty());
+    assert!(queue.claim_of(&take, 1, 1).await.unwrap().events.is_empty());
     end(&queue, &taken, Settlement::Handled).await;
 }
 
@@ -393,11 +393,11 @@ async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
         .execute(&mut *transaction)
         .await
         .unwrap();
-    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    let claims = queue.claim_of(&take(), 8, 1).await.unwrap();
     let claimed: Vec<_> = claims.events.iter().map(|taken| taken.lease.id).collect();
     assert_eq!(claimed, [other]);
     transaction.rollback().await.unwrap();
-    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    let claims = queue.claim_of(&take(), 8, 1).await.unwrap();
     assert_eq!(claims.events[0].lease.id, aside);
 }
 

@@ -51,7 +51,7 @@ async fn forged_kinds_do_not_slow_claims_down() {
     assert!(count(&pool, kinds).await >= 2_000);
     let mut handled = 0;
     loop {
-        let claims = queue.claim(&take(), 64, 64).await.unwrap();
+        let claims = queue.claim_of(&take(), 64, 64).await.unwrap();
         if claims.events.is_empty() {
             break;
         }
@@ -66,12 +66,14 @@ async fn forged_kinds_do_not_slow_claims_down() {
     // A claim does not visit them. Each visit reads some pages.
     execute(&pool, "VACUUM tower_webhook.head").await;
     let claim = "EXPLAIN (ANALYZE, BUFFERS) SELECT tower_webhook.claim(
-        30000000, 0, NULL, '{}', 64, 8, '{}', 0, 0, 0, 0, 1000000)";
+        '{chat-platform}', '{30000000}', '{0}', '{64}', '{}', '{}', '{}', 64, 8, '{}', 0, 0, 0, 0, 1000000)";
+    // The first one on a connection reads what the server knows of tables and functions, too.
+    execute(&pool, claim).await;
     let plan: Vec<String> = sqlx::query_scalar(claim).fetch_all(&pool).await.unwrap();
     let hits = plan.iter().find_map(|line| line.split_once("shared hit="));
     let (_, hits) = hits.unwrap_or_else(|| panic!("{plan:?}"));
     let pages: u64 = hits.split(' ').next().unwrap().parse().unwrap();
-    assert!(pages < 1_000, "{pages} pages");
+    assert!(pages < 100, "{pages} pages");
     while queue.purge(Duration::ZERO).await.unwrap() {}
     // That of the captured delivery, which has a key.
     assert_eq!(count(&pool, kinds).await, 1);
@@ -132,7 +134,7 @@ async fn unreadable_events_are_passed_over_and_become_dead_letters() {
         lease: Duration::from_millis(1),
         ..take()
     };
-    let claims = queue.claim(&short, 64, 64).await.unwrap();
+    let claims = queue.claim_of(&short, 64, 64).await.unwrap();
     let ids: Vec<_> = claims.events.iter().map(|taken| taken.lease.id.0).collect();
     assert_eq!(ids, [1, 3, 5]);
     for taken in claims.events {
@@ -141,7 +143,7 @@ async fn unreadable_events_are_passed_over_and_become_dead_letters() {
     }
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(10)).await;
-        let claims = queue.claim(&short, 64, 64).await.unwrap();
+        let claims = queue.claim_of(&short, 64, 64).await.unwrap();
         assert!(claims.events.is_empty());
     }
     let dead = "SELECT count(*) FROM tower_webhook.dead WHERE seq IN (2, 4)";
@@ -154,7 +156,7 @@ async fn unreadable_events_are_passed_over_and_become_dead_letters() {
     let listed: Vec<_> = listed.events.iter().map(|event| event.id.0).collect();
     assert_eq!(listed, [2, 4]);
     // The chat goes on.
-    let claims = queue.claim(&take(), 64, 64).await.unwrap();
+    let claims = queue.claim_of(&take(), 64, 64).await.unwrap();
     let ids: Vec<_> = claims.events.iter().map(|taken| taken.lease.id.0).collect();
     assert_eq!(ids, [6]);
 }
@@ -172,7 +174,7 @@ async fn a_settlement_passes_over_an_unreadable_event() {
         "UPDATE tower_webhook.events SET body = NULL WHERE seq = 2",
     )
     .await;
-    let claims = queue.claim(&take(), 1, 1).await.unwrap();
+    let claims = queue.claim_of(&take(), 1, 1).await.unwrap();
     let lease = claims.events[0].lease;
     let take = take();
     let settled = queue.settle(&lease, &Settlement::Handled, Some(&take));

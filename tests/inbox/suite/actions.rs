@@ -78,14 +78,10 @@ pub(crate) async fn changes_are_recorded<H: Harness>(harness: &H) {
 pub(crate) async fn pauses_are_recorded<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let by = By::new("ada").because("maintenance");
-    ok(
-        trial.queue.pause(Some(&trial.kind), Some("x"), &by).await,
-        "pause",
-    );
-    ok(
-        trial.queue.pause(Some(&trial.kind), None, &by).await,
-        "resume",
-    );
+    let of = trial.kind.clone().into();
+    for note in [Some("x"), None] {
+        ok(trial.queue.pause(&of, note, &by).await, "pause");
+    }
     let all = ok(
         trial.queue.actions(Which::All, None, 1_000).await,
         "actions",

@@ -7,9 +7,9 @@ use tokio::time::{Instant, sleep};
 use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
+use tower_webhook::RawDelivery;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement};
-use tower_webhook::inbox::{By, Change, EventState};
-use tower_webhook::{EventKind, RawDelivery};
+use tower_webhook::inbox::{By, Change, EventState, Scope};
 
 use support::queue::{Calls, dead, failure, retry};
 
@@ -28,13 +28,7 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
     let mut paused = [trial.fresh(), trial.fresh()];
     paused.sort_by(|one, other| one.kind.cmp(&other.kind));
     let pause = async |everything: bool| {
-        ok(
-            trial
-                .queue
-                .pause(None, everything.then_some(""), &By::default())
-                .await,
-            "pause",
-        );
+        trial.pause(Scope::Everything, everything).await;
         sleep(Duration::from_secs(1) + SHORT / 2).await;
         let stats = ok(other.queue.stats().await, "stats");
         assert_eq!(
@@ -47,20 +41,21 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
             let age = stats.at.duration_since(pause.since).unwrap_or_default();
             assert!(age < HELD, "a pause since {:?}", pause.since);
         }
-        let is_of_rule = |kind: &EventKind| paused.iter().any(|paused| *kind == paused.kind);
-        pauses.retain(|pause| pause.kind.as_ref().is_none_or(is_of_rule));
+        let of_rule = [&paused[0], &paused[1]].map(|paused| Scope::from(paused.kind.clone()));
+        pauses.retain(|pause| pause.of == Scope::Everything || of_rule.contains(&pause.of));
         let notes: Vec<_> = pauses
             .iter()
-            .map(|pause| (pause.kind.as_ref(), &*pause.note))
+            .map(|pause| (&pause.of, &*pause.note))
             .collect();
-        let of_all = everything.then_some((None, ""));
-        let of_kinds = paused.iter().map(|paused| (Some(&paused.kind), NOTE));
+        let of_all = everything.then_some((&Scope::Everything, ""));
+        let of_kinds = of_rule.iter().map(|of| (of, NOTE));
         let expected: Vec<_> = of_all.into_iter().chain(of_kinds).collect();
         assert_eq!(notes, expected, "what is paused, and why");
     };
     let by = By::default();
     for paused in paused.iter().rev() {
-        let made = trial.queue.pause(Some(&paused.kind), Some(NOTE), &by);
+        let of = paused.kind.clone().into();
+        let made = trial.queue.pause(&of, Some(NOTE), &by);
         ok(made.await, "pause");
     }
     let (lane, settled) = (lane(), trial.taken(trial.event(), HELD).await);
@@ -91,13 +86,7 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         )
         .await;
     trial.nothing("everything is paused").await;
-    ok(
-        trial
-            .queue
-            .pause(Some(&trial.kind), None, &By::default())
-            .await,
-        "pause",
-    );
+    trial.pause(trial.kind.clone(), false).await;
     sleep(Duration::from_secs(1) + SHORT / 2).await;
     trial.nothing("everything is paused").await;
 
@@ -110,8 +99,7 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
     );
     for paused in &paused {
         paused.not_taken(paused.event(), "its kind is paused").await;
-        let ended = trial.queue.pause(Some(&paused.kind), None, &by);
-        ok(ended.await, "pause");
+        trial.pause(paused.kind.clone(), false).await;
     }
 }
 
@@ -280,13 +268,7 @@ pub(crate) async fn kinds_end_with_their_events<H: Harness>(harness: &H) {
     assert!(!is_counted().await, "a duplicate made a kind");
 
     for paused in [true, false] {
-        ok(
-            trial
-                .queue
-                .pause(Some(&forged.kind), paused.then_some(""), &By::default())
-                .await,
-            "pause",
-        );
+        trial.pause(forged.kind.clone(), paused).await;
     }
     let event = NewEvent {
         retain: Duration::ZERO,

@@ -9,7 +9,7 @@ use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement, Take};
-use tower_webhook::inbox::{By, Change, EventId, EventState, Page};
+use tower_webhook::inbox::{Change, EventId, EventState, Page};
 
 use support::queue::{Calls, dead, failure, outage, probe, retry, skip, snooze};
 
@@ -342,21 +342,9 @@ pub(crate) async fn wanted_events_are_taken<H: Harness>(harness: &H) {
     not_taken(EventId(i64::MAX), "it does not exist").await;
     let other = trial.fresh().take(HELD);
     assert!(take(last, &other).await.is_none(), "its kind is another");
-    ok(
-        trial
-            .queue
-            .pause(Some(&trial.kind), Some(""), &By::default())
-            .await,
-        "pause",
-    );
+    trial.pause(trial.kind.clone(), true).await;
     not_taken(last, "its kind is paused").await;
-    ok(
-        trial
-            .queue
-            .pause(Some(&trial.kind), None, &By::default())
-            .await,
-        "resume",
-    );
+    trial.pause(trial.kind.clone(), false).await;
 
     let taken = take(last, &held).await.expect("an event that is due");
     assert_eq!(taken.lease.id, last, "the event that was taken");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::make::{chat, key};
+use super::make::{chat, key, route};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::By;
@@ -39,6 +39,7 @@ impl Trial {
     fn counted(&self, series: Series, process: i64, minute: i64, number: u64) -> Count {
         let mut count = Count::new(series, minute, number);
         count.process = process;
+        count.route = self.route.clone();
         count.kind = Some(self.kind.clone());
         count.outcome = Cow::Borrowed("no-luck");
         count
@@ -53,7 +54,7 @@ impl Trial {
         let counts = ok(self.queue.counts(of).await, "counts");
         let own = counts
             .iter()
-            .filter(|count| count.kind.as_ref() == Some(&self.kind));
+            .filter(|count| count.route == self.route && count.kind.as_ref() == Some(&self.kind));
         own.map(|count| (count.minute, count.process, count.number))
             .collect()
     }
@@ -64,7 +65,7 @@ impl Trial {
 }
 
 /// Each process has numbers of its own, which never decrease, and all of them are added up: but for the lag, of which the
-/// longest counts.
+/// longest counts. Each route has its own, too, and none is added to those of another.
 ///
 /// # Panics
 ///
@@ -73,9 +74,11 @@ pub(crate) async fn counts_of_processes_add_up<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
     let now = now(&trial.queue).await;
+    let elsewhere = trial.at(&route());
     for series in Series::ALL {
         let count = |process, minute, number| trial.counted(series, process, minute, number);
         trial.note(&[count(1, now, 3), count(1, now - 1, 4)]).await;
+        trial.note(&[elsewhere.counted(series, 1, now, 9)]).await;
         let again = [count(2, now, 5), count(1, now, 2)];
         ok(other.queue.note_counts(&again).await, "note_counts");
         trial.note(&[count(1, now - 1, 6)]).await;
@@ -92,6 +95,7 @@ pub(crate) async fn counts_of_processes_add_up<H: Harness>(harness: &H) {
             [(now, 0, joined(3, 5)), (now - 1, 0, 6)],
             "{series:?}"
         );
+        assert_eq!(elsewhere.counts(&all).await, [(now, 0, 9)], "{series:?}");
         let by_process = all.clone().by_process();
         let counts = trial.counts(&by_process).await;
         assert_eq!(counts, [(now, 1, 3), (now, 2, 5), (now - 1, 1, 6)]);
@@ -101,7 +105,7 @@ pub(crate) async fn counts_of_processes_add_up<H: Harness>(harness: &H) {
         let counts = trial.counts(&bucket).await;
         assert_eq!(counts, [(now - now % HOUR, 0, joined(3, 5))]);
     }
-    let mut unknown = trial.counted(Series::Refused, 3, now + 1, 7);
+    let mut unknown = elsewhere.counted(Series::Refused, 3, now + 1, 7);
     unknown.kind = None;
     unknown.sample = Some(sample("192.0.2.1\n17\nrequest\n", None));
     trial.note(std::slice::from_ref(&unknown)).await;

@@ -5,6 +5,7 @@ use tower_webhook::store::conformance::steps::unique;
 use tower_webhook::{EventKind, IdempotencyKey, Webhooks};
 
 use super::Harness;
+use super::make::route;
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::NotingCrm;
 use support::queue::Calls;
@@ -18,7 +19,7 @@ use support::queue::Calls;
 pub(crate) async fn other_kinds_leave_nothing<H: Harness>(harness: &H) {
     let (queue, key) = (harness.open().await, unique());
     let (service, running) = Webhooks::new(secret())
-        .namespace(unique())
+        .name(route())
         .keep_only([EventKind::CHAT_RATED])
         .replay_guard()
         .inbox(queue)

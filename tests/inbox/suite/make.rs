@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use tower_webhook::IdempotencyKey;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{Lane, Settlement};
 use tower_webhook::store::conformance::steps::unique;
+use tower_webhook::{IdempotencyKey, RouteName};
 
 use support::queue::{dead, failure, outage, retry, skip, snooze};
 
@@ -17,6 +17,13 @@ pub(super) fn kind() -> EventKind {
     let kind = format!("conformance-{}", unique().replace(' ', "-"));
     kind.parse()
         .unwrap_or_else(|_| unreachable!("{kind} is a token"))
+}
+
+/// A route that was never used before.
+pub(super) fn route() -> RouteName {
+    let name = format!("route-{}", unique().replace(' ', "-"));
+    name.parse()
+        .unwrap_or_else(|_| unreachable!("{name} is a name"))
 }
 
 /// The id of a chat that was never used before.

@@ -28,8 +28,8 @@ mod kept;
 mod lanes;
 mod leases;
 mod make;
-mod namespaces;
 mod records;
+mod routes;
 mod steps;
 mod views;
 mod workers;
@@ -80,11 +80,13 @@ pub(crate) use self::lanes::{
     lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
 };
 pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
-pub(crate) use self::namespaces::{namespaces_are_apart, pauses_are_for_all_namespaces};
 pub(crate) use self::records::{
     blocked_lanes_are_listed, bodies_are_found, changes_compare_the_state,
     chats_are_listed_without_a_search, errors_are_found, failures_are_found_by_time,
     failures_keep_their_durations, headers_are_kept, last_failures_are_shown, searches_end_in_time,
+};
+pub(crate) use self::routes::{
+    claims_are_shared, pauses_are_for_their_routes, routes_are_apart, routes_have_their_leases,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -182,8 +184,10 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         skipped_events_return
         dead_letters_free_or_hold_lanes
         kinds_that_are_left_hold_lanes
-        namespaces_are_apart
-        pauses_are_for_all_namespaces
+        routes_are_apart
+        pauses_are_for_their_routes
+        claims_are_shared
+        routes_have_their_leases
         attempts_end_once
         expired_attempts_may_end
         late_finishers_change_nothing

@@ -8,21 +8,23 @@ use tokio::time::{Instant, sleep};
 use super::make::{endings, kind};
 use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{
     Accepted, Claims, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, Change, EventId, EventRecord, EventState, Failure, Filter};
+use tower_webhook::inbox::{
+    By, Change, EventId, EventRecord, EventState, Failure, Filter, Queue, Scope,
+};
 use tower_webhook::store::EventKey;
 pub(super) use tower_webhook::store::conformance::steps::{abandon, joined, named, ok};
-use tower_webhook::{IdempotencyKey, RawDelivery};
+use tower_webhook::{EventType, IdempotencyKey, RawDelivery, RouteName};
 
 use support::queue::{Calls, new_event};
 
-/// A handle on the queue, and a kind of events that no other rule uses.
+/// A handle on the queue, and a kind of events that no other rule uses, at the route of the chat platform or at another.
 #[derive(Clone)]
 pub(super) struct Trial {
     pub(super) queue: Queue,
+    pub(super) route: RouteName,
     pub(super) kind: EventKind,
     /// The kinds that are taken.
     pub(super) kinds: Kinds,
@@ -36,12 +38,34 @@ impl Trial {
     fn on(queue: Queue) -> Self {
         let kind = kind();
         let kinds = Kinds::only([kind.clone()]);
-        Self { queue, kind, kinds }
+        Self {
+            queue,
+            route: RouteName::default(),
+            kind,
+            kinds,
+        }
     }
 
-    /// One with a kind of its own.
+    /// One with a kind of its own, at the same route.
     pub(super) fn fresh(&self) -> Self {
-        Self::on(self.queue.clone())
+        Self::on(self.queue.clone()).at(&self.route)
+    }
+
+    /// One with a kind of the same name at another route.
+    pub(super) fn at(&self, route: &RouteName) -> Self {
+        Self {
+            route: route.clone(),
+            kinds: self.kinds.clone().at(route.clone()),
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn event_type(&self) -> EventType {
+        EventType::new(self.route.clone(), self.kind.clone())
+    }
+
+    fn deliver(&self, body: &'static str) -> RawDelivery {
+        RawDelivery::new(self.kind.clone(), body).with_route(self.route.clone())
     }
 
     /// One that takes other kinds.
@@ -68,6 +92,7 @@ impl Trial {
     pub(super) fn event(&self) -> NewEvent {
         NewEvent {
             retain: RETAIN,
+            delivery: self.deliver("{}"),
             ..new_event(self.kind.clone(), "{}")
         }
     }
@@ -89,10 +114,13 @@ impl Trial {
     }
 
     pub(super) fn with_key(&self, key: &IdempotencyKey, body: &'static str) -> NewEvent {
-        let delivery = RawDelivery::new(self.kind.clone(), body).with_key(key.clone());
+        let namespace = match self.route == RouteName::default() {
+            true => "",
+            false => self.route.as_str(),
+        };
         NewEvent {
-            delivery,
-            key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
+            delivery: self.deliver(body).with_key(key.clone()),
+            key: Some(EventKey::new(namespace, key.as_bytes(), body.as_bytes())),
             ..self.event()
         }
     }
@@ -124,6 +152,7 @@ impl Trial {
             Accepted::New { id, taken } => {
                 if let Some(taken) = &taken {
                     assert_eq!(taken.lease.id, id, "the number of an event that was taken");
+                    assert_eq!(*taken.delivery.route(), self.route, "the route of an event");
                 }
                 (id, taken.map(|taken| *taken))
             }
@@ -159,7 +188,7 @@ impl Trial {
 
     pub(super) async fn claim(&self, lease: Duration, limit: usize, suspects: usize) -> Claims {
         let take = self.take(lease);
-        let claims = ok(self.queue.claim(&take, limit, suspects).await, "claim");
+        let claims = ok(self.queue.claim_of(&take, limit, suspects).await, "claim");
         assert!(
             claims.events.len() <= limit,
             "a claim of {limit} events took {}",
@@ -174,8 +203,16 @@ impl Trial {
         for taken in &claims.events {
             let kind = taken.delivery.kind();
             assert!(self.kinds.contains(kind), "a claim took the kind {kind}");
+            assert_eq!(*taken.delivery.route(), self.route, "the route of an event");
         }
         claims
+    }
+
+    /// Pauses events, or ends that.
+    pub(super) async fn pause(&self, of: impl Into<Scope>, paused: bool) {
+        let (of, by) = (of.into(), By::default());
+        let made = self.queue.pause(&of, paused.then_some(""), &by);
+        ok(made.await, "pause");
     }
 
     /// Claims one event, if there is one.
@@ -271,6 +308,7 @@ impl Trial {
         match self.settle_and_take(taken, settlement).await {
             Some(taken) => {
                 assert_eq!(taken.lease.id, next, "the event that was handed over");
+                assert_eq!(*taken.delivery.route(), self.route, "the route of an event");
                 taken
             }
             None => panic!("event {next} was not handed over after {settlement:?}"),

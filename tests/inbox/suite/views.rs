@@ -8,7 +8,7 @@ use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, RETAIN, SHORT};
 use tower_webhook::inbox::internal::{Kinds, NewEvent, Settled, Settlement};
-use tower_webhook::inbox::{By, Change, EventId, EventState, EventSummary, Filter, KindStats};
+use tower_webhook::inbox::{Change, EventId, EventState, EventSummary, Filter, KindStats};
 use tower_webhook::store::EventKey;
 
 use support::queue::{Calls, dead, failure, page, retry, skip};
@@ -246,7 +246,9 @@ pub(crate) async fn events_are_counted<H: Harness>(harness: &H) {
     let stats = async || {
         let stats = ok(other.queue.stats().await, "stats");
         assert!(
-            stats.kinds.is_sorted_by(|a, b| a.kind < b.kind),
+            stats
+                .kinds
+                .is_sorted_by(|a, b| a.event_type() < b.event_type()),
             "kinds are not sorted, or twice"
         );
         let (unsettled, dead) = (stats.unsettled(), stats.dead());
@@ -341,13 +343,7 @@ pub(crate) async fn paused_kinds_wait<H: Harness>(harness: &H) {
         kinds.any(|stats| stats.kind == trial.kind && stats.is_paused)
     };
     let pause = async |paused: bool| {
-        ok(
-            trial
-                .queue
-                .pause(Some(&trial.kind), paused.then_some(""), &By::default())
-                .await,
-            "pause",
-        );
+        trial.pause(trial.kind.clone(), paused).await;
         sleep(PAUSE + SHORT / 2).await;
         assert_eq!(is_paused().await, paused, "whether the kind is paused");
     };

@@ -5,25 +5,22 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use tokio::time::{sleep, timeout};
-use tower::Layer;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal;
-use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, WorkerHandle};
-use tower_webhook::{EventRouter, IdempotencyKey, RawDelivery, SignatureLayer};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page};
+use tower_webhook::{EventRouter, IdempotencyKey, RawDelivery, Webhooks};
 use tracing::Level;
 
 use super::listed;
 use support::delivery::{RequestExt, delivery, secret, send};
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, accepting, event, inbox, states, webhooks, within_a_month};
 use support::log::Log;
 use support::{DAY, MINUTE, SECOND, lock};
 
 #[tokio::test(start_paused = true)]
 async fn deliveries_without_a_key_are_refused_if_one_is_required() {
     let inbox = inbox();
-    let webhooks = SignatureLayer::new(secret())
-        .require_key()
-        .layer(inbox.accept());
+    let webhooks = accepting(&inbox, Webhooks::new(secret()).require_key());
     let refused = send(&webhooks, delivery(r#"{"id":"a"}"#)).await;
     refused.assert_problem(400, "missing-key");
     assert!(states(&inbox).await.is_empty());
@@ -33,14 +30,16 @@ async fn deliveries_without_a_key_are_refused_if_one_is_required() {
 
 #[tokio::test(start_paused = true)]
 async fn events_are_found_by_their_keys() {
-    let of_crm = inbox().namespace("crm");
+    let of_crm = inbox();
     let of_others = Inbox::new(internal::queue(&of_crm).clone());
-    let accept = async || send(&webhooks(&of_crm), event("chat", 1)).await.assert_ok();
+    let crm = Webhooks::new(secret()).name("crm".parse().unwrap());
+    let webhooks = accepting(&of_crm, crm);
+    let accept = async || send(&webhooks, event("chat", 1)).await.assert_ok();
     accept().await;
-    send(&webhooks(&of_crm), event("chat", 2)).await.assert_ok();
+    send(&webhooks, event("chat", 2)).await.assert_ok();
     let key =
         Filter::default().key(IdempotencyKey::new(HeaderValue::from_static("chat-1")).unwrap());
-    // Another namespace has other keys, and this handle knows only its own.
+    // Another route has other keys, and this handle knows only that of the chat platform.
     let unknown = listed(&of_others, &key, Page::newest(10)).await;
     assert!(unknown.is_empty(), "{unknown:?}");
     for page in [Page::oldest(10), Page::newest(10)] {
@@ -93,7 +92,7 @@ async fn headers_of(inbox: Inbox) -> [HeaderMap; 2] {
             async { Ok(()) }
         })
     };
-    let _worker = inbox.worker(handler).spawn();
+    let _worker = inbox.work(handler).spawn();
     let mut request = event("a", 1);
     for (name, value) in [
         (
@@ -141,7 +140,7 @@ async fn an_event_is_acknowledged_when_stored_and_handled_then() {
     send(&webhooks, event("a", 1)).await.assert_ok();
     assert_eq!(states(&inbox).await, [EventState::Waiting]);
 
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == 1).await;
     // Handed over in this process, without asking the queue.
     send(&webhooks, event("a", 2)).await.assert_ok();
@@ -173,7 +172,7 @@ async fn a_full_inbox_warns_answers_503_and_recovers() {
     send(&webhooks, event("a", 0)).await.assert_replayed();
     assert_eq!(log.count(Level::WARN, "the inbox is nearly full"), 1);
 
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == accepted).await;
     // The worker deletes the bodies, and what is left of the events when their retention ends.
     sleep(9 * DAY).await;
@@ -188,7 +187,7 @@ async fn a_full_inbox_warns_answers_503_and_recovers() {
 #[tokio::test(start_paused = true)]
 async fn workers_delete_the_bodies_of_handled_events() {
     let (inbox, crm) = (inbox().keep_bodies(MINUTE), NotingCrm::default());
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     within_a_month(|| crm.handled() == 1).await;
     let body = async || inbox.get(EventId(1)).await.unwrap().unwrap().body;
@@ -201,7 +200,7 @@ async fn workers_delete_the_bodies_of_handled_events() {
 #[tokio::test(start_paused = true)]
 async fn keyless_events_are_accepted_each_time() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for _ in 0..3 {
         send(&webhooks, delivery(r#"{"id":"a"}"#)).await.assert_ok();
@@ -218,8 +217,8 @@ async fn changed_bodies_and_replayed_bodies_are_refused_on_request() {
         .await
         .assert_replayed();
 
-    let strict = inbox().reject_changed_bodies().replay_guard();
-    let webhooks = webhooks(&strict);
+    let strict = Webhooks::new(secret()).reject_changed_bodies();
+    let webhooks = accepting(&inbox(), strict.replay_guard());
     send(&webhooks, event("a", 1)).await.assert_ok();
     send(&webhooks, event("a", 1)).await.assert_replayed();
     for other in [event("b", 2).key("a-1"), event("a", 1).key("other")] {
@@ -231,7 +230,7 @@ async fn changed_bodies_and_replayed_bodies_are_refused_on_request() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_disconnects_costs_no_event() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
-    let worker: WorkerHandle = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..10 {
         let cut = timeout(Duration::ZERO, send(&webhooks, event("a", n))).await;

@@ -9,11 +9,11 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::{Change, EventId, EventState, OnFailure};
-use tower_webhook::{Delivery, EventRouter, HandlerError, Outcome, RawDelivery};
+use tower_webhook::{Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Webhooks};
 use tracing::Level;
 
-use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::inbox::{NotingCrm, Works, accepting, event, inbox, states, webhooks, within_a_month};
 use support::log::Log;
 use support::{DAY, MINUTE, SECOND, lock};
 
@@ -31,7 +31,7 @@ async fn an_event_whose_attempts_never_count_becomes_a_dead_letter() {
         };
         std::future::ready(Ok::<_, std::convert::Infallible>(away))
     });
-    let worker = inbox.worker(service).spawn();
+    let worker = inbox.work(service).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     sleep(8 * DAY).await;
     assert_eq!(attempts.load(Ordering::SeqCst), 100);
@@ -49,7 +49,7 @@ async fn failures_have_the_duration_of_their_attempts() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
     *lock(&crm.takes) = 3 * SECOND;
-    let _worker = inbox.worker(crm.router()).spawn();
+    let _worker = inbox.work(crm.router()).spawn();
     send(&webhooks(&inbox), event("a", 1)).await;
     within_a_month(|| crm.attempts() == 3).await;
     let record = inbox.get(EventId(1)).await.unwrap().unwrap();
@@ -63,7 +63,7 @@ async fn a_failure_is_not_the_senders_and_is_retried_in_order() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     for n in 1..=3 {
         send(&webhooks, event("a", n)).await.assert_ok();
     }
@@ -92,7 +92,7 @@ async fn a_failure_is_not_the_senders_and_is_retried_in_order() {
 async fn an_event_that_never_succeeds_is_a_dead_letter_after_seven_days() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     send(&webhooks, event("a", 1)).await.assert_ok();
     send(&webhooks, event("a", 2)).await.assert_ok();
@@ -123,7 +123,7 @@ async fn a_skipped_event_does_not_keep_its_chat_waiting() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
     let worker = inbox
-        .worker(crm.router())
+        .work(crm.router())
         .on_failure_of(EventKind::CHAT_RATED, OnFailure::Skip)
         .spawn();
     let webhooks = webhooks(&inbox);
@@ -140,7 +140,7 @@ async fn a_skipped_event_does_not_keep_its_chat_waiting() {
 async fn an_outage_costs_few_attempts_and_no_event_its_patience() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..500 {
         send(&webhooks, event(&format!("chat-{n}"), 1))
@@ -167,18 +167,18 @@ async fn an_outage_costs_few_attempts_and_no_event_its_patience() {
 async fn a_redriven_event_of_a_tripped_kind_is_tried_at_once() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..100 {
         let event = event(&format!("chat-{n}"), 1);
         send(&webhooks, event).await.assert_ok();
     }
-    assert!(inbox.tripped().contains_key(&EventKind::CHAT_RATED));
+    assert!(inbox.tripped().contains_key(&EventKind::CHAT_RATED.into()));
     sleep(10 * MINUTE).await;
     // The ones that wait have been due for longer.
     let record = async || inbox.get(EventId(77)).await.unwrap().unwrap();
     let next = || {
-        let next = inbox.tripped()[&EventKind::CHAT_RATED];
+        let next = inbox.tripped()[&EventKind::CHAT_RATED.into()];
         next.duration_since(SystemTime::now()).unwrap_or_default()
     };
     // Long before the next probe, whose time is random.
@@ -215,7 +215,9 @@ async fn a_redriven_event_of_a_tripped_kind_is_tried_at_once() {
 
 #[tokio::test(start_paused = true)]
 async fn snoozing_is_no_failure() {
-    let inbox = inbox().retention(60 * DAY).unwrap(); // it is not purged as soon as it is handled
+    let inbox = inbox();
+    // It is not purged as soon as it is handled.
+    let webhooks = accepting(&inbox, Webhooks::new(secret()).retention(60 * DAY));
     let calls = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&calls);
     let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
@@ -228,8 +230,8 @@ async fn snoozing_is_no_failure() {
             }
         }
     });
-    let worker = inbox.worker(router).spawn();
-    send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
+    let worker = inbox.work(router).spawn();
+    send(&webhooks, event("a", 1)).await.assert_ok();
     sleep(19 * DAY).await;
     assert_eq!(states(&inbox).await, [EventState::Waiting]);
     within_a_month(|| calls.load(Ordering::SeqCst) == 21).await;
@@ -254,7 +256,7 @@ async fn each_error_of_a_handler_has_its_state() {
             _ => Ok(()),
         }
     });
-    let worker = inbox.worker(router).spawn();
+    let worker = inbox.work(router).spawn();
     let webhooks = webhooks(&inbox);
     for chat in ["discard", "dead", "panic", "slow", "later", "fine"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
@@ -304,7 +306,7 @@ async fn a_tower_layer_can_stand_around_the_handlers() {
     *lock(&crm.takes) = SECOND;
     let limited =
         tower::limit::ConcurrencyLimit::with_semaphore(crm.router(), Arc::new(Semaphore::new(2)));
-    let worker = inbox.worker(limited).spawn();
+    let worker = inbox.work(limited).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..20 {
         send(&webhooks, event(&format!("chat-{n}"), 1))
@@ -334,7 +336,7 @@ async fn an_error_that_panics_when_displayed_is_a_failure() {
     send(&webhooks, event("a", 1)).await.assert_ok();
     let events =
         EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Err(Unspeakable.into()));
-    let worker = inbox.worker(events).spawn();
+    let worker = inbox.work(events).spawn();
     sleep(SECOND).await;
     let record = inbox.get(EventId(1)).await.unwrap().unwrap();
     assert_eq!(record.summary.state, EventState::Retrying);
@@ -358,7 +360,7 @@ async fn failures_that_do_not_count_come_back_ever_less_often() {
             })
         }
     });
-    let worker = inbox.worker(busy).spawn();
+    let worker = inbox.work(busy).spawn();
     sleep(3 * DAY).await;
     let attempts = attempts.load(Ordering::SeqCst);
     assert!(

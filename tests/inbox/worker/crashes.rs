@@ -2,16 +2,17 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::{self, Kinds, Lane, Tuning};
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
+use tower_webhook::inbox::internal::{
+    self, Accepted, Kinds, Lane, NewEvent, Settled, Settlement, Take,
+};
 use tower_webhook::inbox::{EventId, EventState, Inbox};
 use tower_webhook::{Delivery, EventRouter, HandlerError};
 
 use support::delivery::send;
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, event, inbox, states, webhooks, within_a_month};
 use support::queue::{Calls, new_event, take};
 use support::{MINUTE, SECOND};
 
@@ -32,7 +33,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     let take = take(SECOND);
     assert_eq!(
         internal::queue(&inbox)
-            .claim(&take, 9, 1)
+            .claim_of(&take, 9, 1)
             .await
             .unwrap()
             .events
@@ -43,7 +44,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     let mut deaths = 1;
     while deaths < 3 {
         sleep(2 * SECOND).await;
-        let claims = internal::queue(&inbox).claim(&take, 9, 1).await.unwrap();
+        let claims = internal::queue(&inbox).claim_of(&take, 9, 1).await.unwrap();
         assert_eq!(claims.events.len(), 1, "one suspect at a time");
         let suspect = &claims.events[0];
         match suspect.lease.id {
@@ -60,7 +61,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     }
     sleep(2 * SECOND).await;
     let crm = NotingCrm::default();
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == 2).await;
     use EventState::{Dead, Handled};
     assert_eq!(states(&inbox).await, [Dead, Handled, Handled]);
@@ -87,7 +88,7 @@ async fn crashed(inbox: &Inbox, kind: EventKind, lane: i64, crashes: u32) -> Eve
     assert!(taken.is_some());
     for _ in 1..crashes {
         sleep(SECOND).await;
-        let claims = queue.claim(&take, 1, 1).await.unwrap();
+        let claims = queue.claim_of(&take, 1, 1).await.unwrap();
         assert_eq!(claims.events[0].lease.id, id);
     }
     sleep(SECOND).await;
@@ -105,7 +106,7 @@ async fn an_endless_snooze_delays_no_suspect() {
             _ => Ok(()),
         }
     });
-    let worker = inbox.worker(events).spawn();
+    let worker = inbox.work(events).spawn();
     sleep(MINUTE).await;
     let state = async |id| inbox.get(id).await.unwrap().unwrap().summary.state;
     assert!(state(first).await.is_unsettled());
@@ -120,7 +121,7 @@ async fn a_probe_of_an_event_that_crashed_too_often_ends() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.worker(crm.router()).trip_after(2).spawn();
+    let worker = inbox.work(crm.router()).trip_after(2).spawn();
     for chat in ["a", "b", "c"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }

@@ -8,18 +8,18 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
 use tower_webhook::inbox::{EventId, EventState, Filter, Page};
-use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery};
+use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery, Webhooks};
 
 use super::listed;
-use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::inbox::{NotingCrm, Works, accepting, event, inbox, states, webhooks, within_a_month};
 use support::{DAY, SECOND, lock};
 
 #[tokio::test(start_paused = true)]
 async fn one_attempt_at_a_time_per_chat_and_no_more_than_the_limit() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     *lock(&crm.takes) = SECOND;
-    let worker = inbox.worker(crm.router()).concurrency(8).spawn();
+    let worker = inbox.work(crm.router()).concurrency(8).spawn();
     let webhooks = webhooks(&inbox);
     for n in 1..=50 {
         for chat in ["a", "b", "c"] {
@@ -56,7 +56,7 @@ async fn dead_letters_hold_their_lane_on_request() {
             }
         }
     });
-    let worker = inbox.worker(events).hold_lane_on_dead().spawn();
+    let worker = inbox.work(events).hold_lane_on_dead().spawn();
     for n in [1, 2] {
         send(&webhooks(&inbox), event("a", n)).await.assert_ok();
     }
@@ -77,13 +77,15 @@ async fn chats_of_other_kinds_are_found_by_a_function() {
         ticket: u32,
     }
 
-    let inbox = inbox().chat_by(|delivery| {
+    let inbox = inbox();
+    let tickets = Webhooks::new(secret()).lane_by(|delivery| {
         let ticket: Ticket = delivery.decode().ok()?;
         Some(format!("ticket-{}", ticket.ticket))
     });
+    let webhooks = accepting(&inbox, tickets);
     for (key, body) in [("1", r#"{"ticket":7}"#), ("2", r#"{"other":7}"#)] {
         let event = delivery(body).kind("ticket-created").key(key);
-        send(&webhooks(&inbox), event).await.assert_ok();
+        send(&webhooks, event).await.assert_ok();
     }
     let of_ticket = Filter::default().chat("ticket-7");
     assert_eq!(listed(&inbox, &of_ticket, Page::oldest(10)).await, [1]);
@@ -100,7 +102,7 @@ async fn a_busy_chat_does_not_starve_the_others() {
     }
     send(&webhooks, event("quiet", 1)).await.assert_ok();
     *lock(&crm.takes) = SECOND;
-    let worker = inbox.worker(crm.router()).concurrency(1).spawn();
+    let worker = inbox.work(crm.router()).concurrency(1).spawn();
     within_a_month(|| crm.order().contains_key("quiet")).await;
     // By the time of acceptance, the busy chat comes first; but not with all that it has at once, if others are due.
     assert!(crm.handled() <= 501);
@@ -130,7 +132,7 @@ async fn latencies(with_poison: bool) -> Vec<Duration> {
             Ok(())
         }
     });
-    let worker = inbox.worker(router).concurrency(32).spawn();
+    let worker = inbox.work(router).concurrency(32).spawn();
     let webhooks = webhooks(&inbox);
     let mut random = fastrand::Rng::with_seed(4);
     for n in 0..CHATS {
@@ -163,8 +165,9 @@ async fn one_poisoned_chat_among_10_000_delays_no_other() {
 
 #[tokio::test(start_paused = true)]
 async fn a_function_that_finds_no_chat_but_panics_costs_no_event() {
-    let inbox = inbox().chat_by(|_| panic!("no chat"));
-    let webhooks = webhooks(&inbox);
+    let inbox = inbox();
+    let webhooks = Webhooks::new(secret()).lane_by(|_| panic!("no chat"));
+    let webhooks = accepting(&inbox, webhooks);
     let ticket = delivery(r#"{"ticket":1}"#).kind("ticket-created").key("1");
     send(&webhooks, ticket).await.assert_ok();
     let record = inbox.get(EventId(1)).await.unwrap().unwrap();
@@ -177,9 +180,9 @@ async fn workers_of_other_kinds_are_woken_within_a_chat() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     let closed = EventRouter::new().on::<ChatClosed>(async |_: Delivery<ChatClosed>| Ok(()));
-    let one = inbox.worker(closed).only([EventKind::CHAT_CLOSED]).spawn();
+    let one = inbox.work(closed).only([EventKind::CHAT_CLOSED]).spawn();
     let other = inbox
-        .worker(crm.router())
+        .work(crm.router())
         .only([EventKind::CHAT_RATED])
         .spawn();
     let first = delivery(r#"{"id":"a"}"#).kind("chat-closed").key("closed");

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{Change, EventId, EventState};
+use tower_webhook::inbox::{Change, EventId, EventState, Scope};
 
 use support::delivery::send;
-use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::inbox::{NotingCrm, Works, event, inbox, states, webhooks, within_a_month};
 use support::{MINUTE, SECOND, lock};
 
 #[tokio::test(start_paused = true)]
@@ -16,13 +16,13 @@ async fn a_drain_waits_then_releases_without_counting() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     *lock(&crm.takes) = 10 * SECOND;
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     send(&webhooks, event("a", 1)).await.assert_ok();
     sleep(SECOND).await;
     worker.drain(30 * SECOND).await.unwrap();
     assert_eq!(crm.handled(), 1);
 
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     send(&webhooks, event("b", 1)).await.assert_ok();
     sleep(SECOND).await;
     let timeout = worker.drain(SECOND).await.unwrap_err();
@@ -33,7 +33,7 @@ async fn a_drain_waits_then_releases_without_counting() {
     assert_eq!(event.summary.failures, 0);
     assert_eq!(crm.running.load(Ordering::SeqCst), 0);
 
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     within_a_month(|| crm.handled() == 2).await;
     worker.drain(SECOND).await.unwrap();
 }
@@ -42,7 +42,7 @@ async fn a_drain_waits_then_releases_without_counting() {
 async fn a_worker_that_is_dropped_releases_its_events() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     *lock(&crm.takes) = 10 * SECOND;
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     sleep(SECOND).await;
     drop(worker);
@@ -54,15 +54,15 @@ async fn a_worker_that_is_dropped_releases_its_events() {
 #[tokio::test(start_paused = true)]
 async fn a_pause_stops_handling_and_not_accepting() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
-    let worker = inbox.worker(crm.router()).spawn();
+    let worker = inbox.work(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
-    for kind in [None, Some(&EventKind::CHAT_RATED)] {
+    for of in [Scope::Everything, EventKind::CHAT_RATED.into()] {
         let before = crm.handled();
-        inbox.pause(kind, "").await.unwrap();
+        inbox.pause(of.clone(), "").await.unwrap();
         send(&webhooks, event("a", before)).await.assert_ok();
         sleep(MINUTE).await;
         assert_eq!(crm.handled(), before);
-        inbox.resume(kind).await.unwrap();
+        inbox.resume(of).await.unwrap();
         within_a_month(|| crm.handled() == before + 1).await;
     }
     worker.drain(SECOND).await.unwrap();
@@ -73,11 +73,9 @@ async fn a_long_handler_keeps_its_lease() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     *lock(&crm.takes) = 20 * MINUTE;
     let worker = inbox
-        .worker(crm.router())
+        .work(crm.router())
         .handler_timeout(60 * MINUTE)
-        .unwrap()
         .lease(SECOND)
-        .unwrap()
         .spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     within_a_month(|| crm.handled() == 1).await;
@@ -90,9 +88,8 @@ async fn discarding_an_event_in_progress_ends_its_attempt() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     *lock(&crm.takes) = 20 * MINUTE;
     let worker = inbox
-        .worker(crm.router())
+        .work(crm.router())
         .handler_timeout(60 * MINUTE)
-        .unwrap()
         .spawn();
     let webhooks = webhooks(&inbox);
     send(&webhooks, event("a", 1)).await.assert_ok();
@@ -124,8 +121,8 @@ async fn forgetting_a_chat_ends_its_attempts() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     *lock(&crm.takes) = 10 * MINUTE;
-    let worker = inbox.worker(crm.router());
-    let worker = worker.handler_timeout(20 * MINUTE).unwrap().spawn();
+    let worker = inbox.work(crm.router());
+    let worker = worker.handler_timeout(20 * MINUTE).spawn();
     send(&webhooks, event("a", 1)).await.assert_ok();
     sleep(SECOND).await;
     assert_eq!(crm.running.load(Ordering::SeqCst), 1);
@@ -140,11 +137,8 @@ async fn a_drain_waits_for_attempts_whatever_the_concurrency() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     *lock(&crm.takes) = 10 * MINUTE;
-    let worker = inbox.worker(crm.router());
-    let worker = worker
-        .handler_timeout(20 * MINUTE)
-        .unwrap()
-        .concurrency(usize::MAX);
+    let worker = inbox.work(crm.router());
+    let worker = worker.handler_timeout(20 * MINUTE).concurrency(usize::MAX);
     let worker = worker.spawn();
     send(&webhooks, event("a", 1)).await.assert_ok();
     sleep(SECOND).await;

@@ -617,7 +617,10 @@ async fn handle(queue: &SqliteQueue, mut left: Vec<usize>) -> Result<(), String>
     let failed = |error: StoreError| chain(&error);
     let mut last = HashMap::new();
     loop {
-        let claims = queue.claim(&take(MINUTE), 64, 64).await.map_err(failed)?;
+        let claims = queue
+            .claim_of(&take(MINUTE), 64, 64)
+            .await
+            .map_err(failed)?;
         match claims.next_due {
             _ if !claims.events.is_empty() => {}
             // Those that were in progress are handled when their leases have expired.

@@ -229,19 +229,19 @@ async fn failed_run_releases_the_body_of_the_replay_guard() {
 }
 
 #[tokio::test]
-async fn namespaces_separate_keys_and_bodies() {
+async fn routes_have_keys_and_bodies_of_their_own() {
     let (store, crm) = (MokaStore::new(), Crm::default());
-    let service = |namespace: &str| {
+    let service = |name: &str| {
         layer(&store)
-            .namespace(namespace)
+            .name(name.parse().unwrap())
             .replay_guard()
             .layer(router(&crm))
     };
-    let (none, one, two) = (service(""), service("one"), service("two"));
-    for service in [&none, &one, &two] {
+    let services = ["chat-platform", "one", "two"].map(service);
+    for service in &services {
         send(service, delivery(BODY).key("a")).await.assert_ok();
     }
-    for service in [&none, &one, &two] {
+    for service in &services {
         send(service, delivery(BODY).key("a"))
             .await
             .assert_replayed();

@@ -402,9 +402,10 @@ async fn layer_inside_another_one_on_the_same_store_is_a_clear_error() {
     assert_eq!(logs.count(Level::ERROR, "remove one of the two"), 1);
     assert_eq!(store.state("k").await, KeyState::Free);
 
-    let guarded = IdempotencyLayer::new(store.clone()).replay_guard();
-    let inner = guarded.clone().layer(router.clone());
-    let service = Webhooks::new(secret()).idempotency(guarded).layer(inner);
+    let guarded = Webhooks::new(secret()).store(store.clone()).replay_guard();
+    let (signature, guarded) = guarded.into_layers().unwrap();
+    let inner = guarded.layer(router.clone());
+    let service = signature.layer(guarded.layer(inner));
     send(&service, delivery(BODY))
         .await
         .assert_problem(500, "failed");

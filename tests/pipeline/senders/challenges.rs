@@ -23,8 +23,10 @@ async fn unreached(request: Request<Verified>) -> Result<Response<Full<Bytes>>, 
 
 /// The answer of a layer whose handler must not be called.
 async fn asked(sender: &Sender, request: Request<Full<Bytes>>) -> Answered {
-    let layer = SignatureLayer::new(Secret::new("secret").unwrap())
+    let webhooks = Webhooks::new(Secret::new("secret").unwrap());
+    let layer = webhooks
         .sender(sender.clone())
+        .into_signature_layer()
         .unwrap();
     send(&layer.layer(service_fn(unreached)), request).await
 }
@@ -197,11 +199,12 @@ async fn a_challenge_is_signed_under_the_decoded_secret() {
 #[test]
 fn a_token_that_is_missing_is_an_error_at_the_start() {
     let secret = || Secret::new("secret").unwrap();
-    for layer in [
-        SignatureLayer::new(secret()),
-        SignatureLayer::dangerously_unsigned(),
-    ] {
-        let error = layer.sender(Sender::meta()).unwrap_err().to_string();
+    for webhooks in [Webhooks::new(secret()), Webhooks::dangerously_unsigned()] {
+        let error = webhooks
+            .sender(Sender::meta())
+            .into_signature_layer()
+            .unwrap_err();
+        let error = error.to_string();
         assert!(error.contains("with_challenge_token"), "{error}");
     }
     assert!(matches!(

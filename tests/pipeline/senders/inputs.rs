@@ -145,7 +145,9 @@ async fn secrets_are_decoded_as_the_sender_writes_them() {
         ("base64", "a2V5c"),
     ] {
         let sender = described(json!({"signature.secret": form})).unwrap();
-        let refused = SignatureLayer::new(Secret::new(written).unwrap()).sender(sender);
+        let refused = Webhooks::new(Secret::new(written).unwrap())
+            .sender(sender)
+            .into_signature_layer();
         let error = refused.unwrap_err().to_string();
         assert!(
             error.contains("not written in its form"),

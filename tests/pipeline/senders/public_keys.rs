@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use tower_webhook::event::Event as TypedEvent;
-use tower_webhook::{Delivery, EventRouter, PublicKey};
+use tower_webhook::{Delivery, EventRouter, PublicKey, SignatureLayer};
 
 use super::*;
 
@@ -288,7 +288,10 @@ fn keys_are_read_as_senders_show_them() {
 
 #[test]
 fn a_key_that_does_not_suit_the_sender_is_refused_at_the_start() {
-    let refused = |secrets: Secrets, sender| match SignatureLayer::new(secrets).sender(sender) {
+    let refused = |secrets: Secrets, sender| match Webhooks::new(secrets)
+        .sender(sender)
+        .into_signature_layer()
+    {
         Err(ConfigError::Sender { reason, .. }) => reason,
         other => panic!("{other:?}"),
     };
@@ -341,8 +344,9 @@ fn a_key_that_does_not_suit_the_sender_is_refused_at_the_start() {
     );
     // The text of a file of secrets.
     assert!(
-        SignatureLayer::new(Secret::new(ED25519[1]).unwrap())
+        Webhooks::new(Secret::new(ED25519[1]).unwrap())
             .sender(Sender::discord())
+            .into_signature_layer()
             .is_ok()
     );
 
@@ -455,7 +459,10 @@ async fn an_array_reaches_a_service_and_no_router() {
     let answered = receive(key.clone(), &sendgrid, genuine()).await;
     assert_eq!(answered.status, 200);
     let events = EventRouter::new().on::<Mails>(async |_: Delivery<Mails>| Ok(()));
-    let layer = SignatureLayer::new(key).sender(sendgrid).unwrap();
+    let layer = Webhooks::new(key)
+        .sender(sendgrid)
+        .into_signature_layer()
+        .unwrap();
     let answered = send(&layer.layer(events), genuine()).await;
     answered.assert_problem(422, "undecodable");
 }

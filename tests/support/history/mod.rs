@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tower_webhook::event::EventKind;
+use tower_webhook::EventType;
 use tower_webhook::inbox::internal::Lane;
-use tower_webhook::inbox::{EventId, EventState};
+use tower_webhook::inbox::{EventId, EventState, Scope};
 use tower_webhook::store::{EventKey, Fence};
 
 pub use self::spy::{Mistake, Spy};
@@ -29,7 +29,7 @@ pub enum Entry {
     Stored {
         event: EventId,
         key: u128,
-        kind: EventKind,
+        of: EventType,
         lane: Option<Lane>,
     },
     /// The sender was told that the event is stored.
@@ -80,7 +80,7 @@ pub enum Entry {
         event: EventId,
     },
     Paused {
-        kind: Option<EventKind>,
+        of: Scope,
         is_paused: bool,
     },
     /// Clocks jump by this much, so that a process may believe that it holds a lease which has expired.
@@ -194,7 +194,7 @@ impl History {
     }
 }
 
-/// The digest by which a queue knows a key of the empty namespace.
+/// The digest by which a queue knows a key at the chat platform's route.
 pub fn digest(key: &[u8]) -> u128 {
     EventKey::new("", key, b"").key()
 }
@@ -229,8 +229,8 @@ impl Drop for Running {
     }
 }
 
-/// Proves order, single attempts, fences and completeness from a history. Workers leave events of the foreign kind.
-pub fn check(entries: &[(Duration, Entry)], foreign: Option<&EventKind>) -> Vec<Violation> {
+/// Proves order, single attempts, fences and completeness from a history. Workers leave events of the foreign type.
+pub fn check(entries: &[(Duration, Entry)], foreign: Option<&EventType>) -> Vec<Violation> {
     let mut checker = Checker {
         foreign,
         ..Checker::default()
@@ -283,7 +283,7 @@ pub fn images(entries: &[(Duration, Entry)]) -> Vec<String> {
 /// What the history says of one event.
 #[derive(Debug)]
 struct Known {
-    kind: EventKind,
+    of: EventType,
     lane: Option<Lane>,
     /// The current attempt: its fence, and the end of its lease.
     holder: Option<(Fence, Duration)>,
@@ -324,11 +324,11 @@ enum Last {
 
 #[derive(Default)]
 struct Checker<'a> {
-    foreign: Option<&'a EventKind>,
+    foreign: Option<&'a EventType>,
     at: Duration,
     events: BTreeMap<EventId, Known>,
     keys: HashMap<u128, EventId>,
-    paused: BTreeSet<Option<EventKind>>,
+    paused: BTreeSet<Scope>,
     /// The events whose handlers run.
     running: Vec<EventId>,
     /// Until then, a process may hold a lease that has expired.
@@ -350,9 +350,9 @@ impl Checker<'_> {
             Entry::Stored {
                 event,
                 key,
-                kind,
+                of,
                 lane,
-            } => self.stored(*event, *key, kind, *lane),
+            } => self.stored(*event, *key, of, *lane),
             Entry::Answered { key } if !self.keys.contains_key(key) => {
                 self.broken("answered, not stored", format!("key {key:x}"));
             }
@@ -384,10 +384,10 @@ impl Checker<'_> {
                 recorded,
             } => self.ended(*event, *fence, *how, *recorded),
             Entry::Changed { event, by } => self.changed(*event, *by),
-            Entry::Paused { kind, is_paused } => {
+            Entry::Paused { of, is_paused } => {
                 let _ = match is_paused {
-                    true => self.paused.insert(kind.clone()),
-                    false => self.paused.remove(kind),
+                    true => self.paused.insert(of.clone()),
+                    false => self.paused.remove(of),
                 };
             }
             Entry::Jumped { by } => {
@@ -415,12 +415,12 @@ impl Checker<'_> {
         }
     }
 
-    fn stored(&mut self, event: EventId, key: u128, kind: &EventKind, lane: Option<Lane>) {
+    fn stored(&mut self, event: EventId, key: u128, of: &EventType, lane: Option<Lane>) {
         if let Some(first) = self.keys.insert(key, event) {
             self.broken("accepted twice", format!("{event} has the key of {first}"));
         }
         let known = Known {
-            kind: kind.clone(),
+            of: of.clone(),
             lane,
             holder: None,
             by: Process::Ghost,
@@ -441,17 +441,22 @@ impl Checker<'_> {
         let Some(known) = self.events.get(&event) else {
             return self.broken("unknown event", format!("{event} was taken"));
         };
-        let (kind, last, died) = (known.kind.clone(), known.last, known.died);
+        let (of, last, died) = (known.of.clone(), known.last, known.died);
         let expired = known.holder.filter(|_| known.by != Process::Ghost);
         let is_held = known.is_held(at);
-        if self.paused.contains(&None) || self.paused.contains(&Some(kind.clone())) {
+        let scopes = [
+            Scope::Everything,
+            Scope::Route(of.route.clone()),
+            Scope::Type(of.clone()),
+        ];
+        if scopes.iter().any(|scope| self.paused.contains(scope)) {
             self.broken("paused", format!("{event} was taken in a pause"));
         }
-        let is_foreign = self.foreign == Some(&kind);
+        let is_foreign = self.foreign == Some(&of);
         if by != Process::Ghost && is_foreign {
             self.broken(
-                "foreign kind",
-                format!("{event} was taken by a worker that leaves its kind"),
+                "foreign type",
+                format!("{event} was taken by a worker that leaves its type"),
             );
         }
         match last {
@@ -630,7 +635,7 @@ impl Checker<'_> {
                 }
                 // No worker takes it.
                 (_, Some((found, _)))
-                    if self.foreign == Some(&known.kind) && found.is_unsettled() => {}
+                    if self.foreign == Some(&known.of) && found.is_unsettled() => {}
                 (last, found) => {
                     broken.push(("lost", format!("{event}: {last:?}, and is {found:?}")));
                 }

@@ -7,13 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, Forgotten, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent,
+    Accepted, Claims, EventLease, Forgotten, Kinds, NewEvent, Settled, Settlement, Share, Take,
+    TakenEvent,
 };
-use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState, Filter, Page, Queue};
+use tower_webhook::inbox::{
+    ActionKind, By, Change, EventId, EventState, Filter, Page, Queue, Scope,
+};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::StoreError;
+use tower_webhook::{EventType, RawDelivery};
 
 use super::{Console, Entry, History, How, Process};
 use crate::queue::Calls;
@@ -70,15 +73,19 @@ impl Spy {
         Ok(())
     }
 
-    fn taken(&self, event: &TakenEvent, take: &Take) {
+    fn taken(&self, event: &TakenEvent, lease: Duration) {
         self.history.write(Entry::Taken {
             event: event.lease.id,
             fence: event.lease.fence,
             attempt: event.delivery.attempt().map_or(0, Into::into),
             by: self.by,
-            lease: take.lease,
+            lease,
         });
     }
+}
+
+fn type_of(delivery: &RawDelivery) -> EventType {
+    EventType::new(delivery.route().clone(), delivery.kind().clone())
 }
 
 #[async_trait]
@@ -88,8 +95,8 @@ impl Calls for Spy {
     }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        let (kind, lane, key) = (
-            event.delivery.kind().clone(),
+        let (of, lane, key) = (
+            type_of(&event.delivery),
             event.lane,
             event.key.unwrap().key(),
         );
@@ -98,11 +105,11 @@ impl Calls for Spy {
             self.history.write(Entry::Stored {
                 event: *id,
                 key,
-                kind,
+                of,
                 lane,
             });
             if let (Some(taken), Some(take)) = (taken, take) {
-                self.taken(taken, take);
+                self.taken(taken, take.lease);
             }
         }
         Ok(accepted)
@@ -110,13 +117,18 @@ impl Calls for Spy {
 
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let claims = self.queue.claim(take, limit, suspects).await?;
+        let claims = self.queue.claim(of, limit, suspects).await?;
         for event in &claims.events {
-            self.taken(event, take);
+            let route = event.delivery.route();
+            let share = of.iter().find(|share| {
+                let kinds = &share.take.kinds;
+                kinds.clone().at(route.clone()) == *kinds
+            });
+            self.taken(event, share.expect("a share of its route").take.lease);
         }
         Ok(claims)
     }
@@ -124,7 +136,7 @@ impl Calls for Spy {
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
         let taken = self.queue.take(id, take).await?;
         if let Some(event) = &taken {
-            self.taken(event, take);
+            self.taken(event, take.lease);
         }
         Ok(taken)
     }
@@ -178,7 +190,7 @@ impl Calls for Spy {
             recorded: matches!(settled, Settled::Ended(_)),
         });
         if let (Settled::Ended(Some(event)), Some(take)) = (&settled, next) {
-            self.taken(event, take);
+            self.taken(event, take.lease);
         }
         Ok(settled)
     }
@@ -201,15 +213,10 @@ impl Calls for Spy {
         Ok(change)
     }
 
-    async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        note: Option<&str>,
-        by: &By,
-    ) -> Result<(), StoreError> {
-        self.queue.inner.pause(kind, note, by).await?;
+    async fn pause(&self, of: &Scope, note: Option<&str>, by: &By) -> Result<(), StoreError> {
+        self.queue.inner.pause(of, note, by).await?;
         self.history.write(Entry::Paused {
-            kind: kind.cloned(),
+            of: of.clone(),
             is_paused: note.is_some(),
         });
         Ok(())
@@ -374,16 +381,19 @@ impl Mistaken {
 
     async fn claim(
         &self,
-        take: &Take,
+        of: &[Share],
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let mut take = take.clone();
-        if self.makes(Mistake::LeaseNeverExpires) {
-            take.lease = 365 * DAY;
-        }
-        if self.makes(Mistake::IgnoresKinds) {
-            take.kinds = Kinds::all();
+        let mut of = of.to_vec();
+        for share in &mut of {
+            let take = Arc::make_mut(&mut share.take);
+            if self.makes(Mistake::LeaseNeverExpires) {
+                take.lease = 365 * DAY;
+            }
+            if self.makes(Mistake::IgnoresKinds) {
+                take.kinds = Kinds::all();
+            }
         }
         let pauses = match self.makes(Mistake::TakesWhatIsPaused) {
             true => self.inner.stats().await?.pauses,
@@ -391,12 +401,12 @@ impl Mistaken {
         };
         let by = By::default();
         for pause in &pauses {
-            self.inner.pause(pause.kind.as_ref(), None, &by).await?;
+            self.inner.pause(&pause.of, None, &by).await?;
         }
-        let mut claims = self.inner.claim(&take, limit, suspects).await?;
+        let mut claims = self.inner.claim(&of, limit, suspects).await?;
         for pause in &pauses {
             let note = Some(&*pause.note);
-            self.inner.pause(pause.kind.as_ref(), note, &by).await?;
+            self.inner.pause(&pause.of, note, &by).await?;
         }
         claims.events = claims
             .events
@@ -465,11 +475,15 @@ impl Mistaken {
         let ignores_pause =
             self.makes(Mistake::HandOverIgnoresPause) && self.inner.stats().await?.is_paused();
         if ignores_pause {
-            self.inner.pause(None, None, &By::default()).await?;
+            self.inner
+                .pause(&Scope::Everything, None, &By::default())
+                .await?;
         }
         let mut settled = self.inner.settle(lease, &settlement, next).await?;
         if ignores_pause {
-            self.inner.pause(None, Some(""), &By::default()).await?;
+            self.inner
+                .pause(&Scope::Everything, Some(""), &By::default())
+                .await?;
         }
         if self.makes(Mistake::SettlesWithoutFence) && matches!(settled, Settled::Lost) {
             let current = lock(&self.current).get(&lease.id).copied();

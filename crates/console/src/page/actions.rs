@@ -1,12 +1,12 @@
 //! What operators and others did, and changes of all that match.
 
 use maud::{Markup, html};
-use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, Selection};
+use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, Scope, Selection};
 
 use super::super::request::Search;
 use super::events::{counted, label};
 use super::parts::head;
-use super::text::{ago, clip, count, full_time};
+use super::text::{ago, clip, count, full_time, scope};
 use super::view::View;
 
 /// A page of the actions, newest first. `is_more` says whether older ones follow.
@@ -71,7 +71,10 @@ fn of(view: &View, action: &Action) -> Markup {
     let about = action.about.as_deref().unwrap_or_default();
     html! {
         @match action.kind {
-            ActionKind::Pause | ActionKind::Resume if about.is_empty() => "everything",
+            ActionKind::Pause | ActionKind::Resume => @match about.parse::<Scope>() {
+                Ok(of) => (scope(&of)),
+                Err(_) => (clip(about, 200)),
+            },
             ActionKind::Forget => { "the chat with the SHA-256 " (about) "…" },
             ActionKind::Cancel => @match about.parse() {
                 Ok(number) => (link(view, number)),

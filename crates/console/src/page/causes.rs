@@ -4,14 +4,14 @@ use std::cmp::Reverse;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{KindStats, Stats};
+use tower_webhook::RouteName;
+use tower_webhook::inbox::{KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
 
 use super::overview::{Observed, is_short};
 use super::parts::next_attempt;
-use super::text::{clip, count, kind as name, long, minute};
+use super::text::{clip, count, long, minute, name, scope};
 use super::view::View;
 
 /// The number of dead letters from which on they are critical.
@@ -20,7 +20,7 @@ const MANY_DEAD: u64 = 100;
 /// The age of a waiting event from which on somebody should have begun to handle it.
 const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
 
-/// The number of kinds that a sentence names.
+/// The number of event types that a sentence names.
 const NAMED: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,7 +45,7 @@ impl Level {
     }
 }
 
-/// All that is wrong for one reason, of whichever kinds.
+/// All that is wrong for one reason, of whichever event types.
 pub(super) struct Cause {
     level: Level,
     text: Markup,
@@ -118,6 +118,7 @@ pub(super) fn causes(
     .into_iter()
     .flatten()
     .collect();
+    causes.extend(stats.into_iter().flat_map(|stats| unattended(view, stats)));
     // The sort is stable, so the list above decides which cause of a level is the first sentence.
     causes.sort_by_key(|cause| Reverse(cause.level));
     causes
@@ -175,38 +176,42 @@ fn unavailable(view: &View) -> Option<Cause> {
 }
 
 /// The first names, and how many there are beside them.
-fn names<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Markup {
-    let kinds: Vec<_> = kinds.into_iter().collect();
-    let (named, others) = kinds.split_at(kinds.len().min(NAMED));
+fn names(all: impl IntoIterator<Item = String>) -> Markup {
+    let all: Vec<_> = all.into_iter().collect();
+    let (named, others) = all.split_at(all.len().min(NAMED));
     html! {
-        @for (at, kind) in named.iter().enumerate() {
+        @for (at, name) in named.iter().enumerate() {
             @if at > 0 { @if others.is_empty() { " and " } @else { ", " } }
-            b { (name(kind)) }
+            b { (name) }
         }
         @if !others.is_empty() { " and " (others.len()) " more" }
     }
+}
+
+fn name_of(stats: &KindStats) -> String {
+    name(&stats.route, &stats.kind)
 }
 
 /// The webhook that is closest to being disabled.
 fn budget(observed: &Observed) -> Option<Cause> {
     let spent = observed.spent.iter();
     let mut spent: Vec<_> = spent
-        .filter_map(|spent| Some((spent, spent.kind.as_ref()?)))
+        .filter_map(|spent| Some((spent, name(&spent.route, spent.kind.as_ref()?))))
         .filter(|(spent, _)| spent.share() >= 0.2)
         .collect();
     spent.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
-    let ((worst, kind), others) = spent.split_first()?;
+    let ((worst, name), others) = spent.split_first()?;
     // At 20 % and 50 %, where `FailureBudget` logs at `WARN` and at `ERROR`.
     let level = match worst.share() >= 0.5 || worst.disabled_in.is_some() {
         true => Level::Critical,
         false => Level::Warning,
     };
     let text = html! {
-        b { (name(kind)) } ": " (worst.failures)
+        b { (name) } ": " (worst.failures)
         @if let Some(limit) = worst.limit { " of " (limit) }
         " failures in an hour. "
         (forecast(worst))
-        @if !others.is_empty() { " Also " (names(others.iter().map(|(_, kind)| *kind))) "." }
+        @if !others.is_empty() { " Also " (names(others.iter().map(|(_, name)| name.clone()))) "." }
     };
     Some(Cause::new(level, text))
 }
@@ -226,14 +231,18 @@ fn forecast(spent: &Spent) -> Markup {
 }
 
 fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
-    let spent = observed.spent.iter().find(|spent| spent.kind.is_none());
-    let spent = spent.filter(|spent| spent.share() >= 0.2)?;
+    let spent = observed.spent.iter().filter(|spent| spent.kind.is_none());
+    let mut spent: Vec<_> = spent.filter(|spent| spent.share() >= 0.2).collect();
+    spent.sort_by(|a, b| b.share().total_cmp(&a.share()));
+    let (spent, others) = spent.split_first()?;
     let level = match spent.share() >= 0.5 {
         true => Level::Critical,
         false => Level::Warning,
     };
     let text = html! {
-        (count(spent.failures.into())) " requests were not verified in the last hour"
+        (count(spent.failures.into())) " requests"
+        @if spent.route != RouteName::default() { " to " b { (spent.route) } }
+        " were not verified in the last hour"
         @if let Some((reason, number)) = spent.reasons.first() {
             ", "
             @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
@@ -241,6 +250,7 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
         }
         ". If the platform sent them, they count as failures of their webhooks, and they are lost unless it sends them again: "
         "compare the secret of the webhook in the partner portal with the receiver's."
+        @if !others.is_empty() { " Also at " (names(others.iter().map(|it| it.route.to_string()))) "." }
     };
     Some(Cause::new(level, text).link(view.url("/refusals"), "Refusals"))
 }
@@ -248,20 +258,20 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
 fn silent(silent: &[Silent]) -> Option<Cause> {
     let (first, others) = silent.split_first()?;
     let text = html! {
-        "No " b { (name(&first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
+        "No " b { (name(&first.route, &first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
         (long(first.expected_within)) ". "
-        @if !others.is_empty() { "Also " (names(others.iter().map(|it| &it.kind))) ". " }
+        @if !others.is_empty() { "Also " (names(others.iter().map(|it| name(&it.route, &it.kind)))) ". " }
         "Check in the partner portal that the webhook is active."
     };
     Some(Cause::new(Level::Critical, text))
 }
 
-/// Events that have failed, block no lane and are of no tripped kind: nothing else tells of them.
+/// Events that have failed, block no lane and are of no tripped type: nothing else tells of them.
 fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
     let stats = stats?;
     let fails = |it: &&KindStats| {
         it.retrying > it.blocking
-            && !observed.tripped.contains_key(&it.kind)
+            && !observed.tripped.contains_key(&it.event_type())
             && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
     };
     let kinds: Vec<_> = stats.kinds.iter().filter(fails).collect();
@@ -269,7 +279,7 @@ fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Ca
     let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
     let text = html! {
         (count(number)) @if number == 1 { " event of " } @else { " events of " }
-        (names(kinds.iter().map(|it| &it.kind)))
+        (names(kinds.into_iter().map(name_of)))
         @if number == 1 { " has failed and is" } @else { " have failed and are" }
         " tried again; the oldest was accepted " (long(oldest)) " ago."
     };
@@ -281,19 +291,23 @@ fn tripped(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Ca
     let (first, _) = observed.tripped.first_key_value()?;
     let next = observed.tripped.values().min()?;
     let kinds = stats.into_iter().flat_map(|stats| &stats.kinds);
-    let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.kind));
+    let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.event_type()));
     let unsettled: u64 = kinds
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
+        "Events of " (names(observed.tripped.keys().map(|it| name(&it.route, &it.kind)))) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
         (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
         @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.tripped.len() {
-        1 if is_short(first) => {
-            let query = [("state", "retrying"), ("kind", first.as_str())];
+        1 if is_short(&first.kind) => {
+            let query = [
+                ("state", "retrying"),
+                ("route", first.route.as_str()),
+                ("kind", first.kind.as_str()),
+            ];
             cause.link(view.events(&query), "Retrying events")
         }
         _ => cause.link(view.events(&[("state", "retrying")]), "Retrying events"),
@@ -311,17 +325,20 @@ fn dead(view: &View, stats: &Stats) -> Option<Cause> {
     kinds.sort_by_key(|it| Reverse(it.dead));
     let text = html! {
         b { (count(dead)) @if dead == 1 { " dead letter" } @else { " dead letters" } }
-        " of " (names(kinds.iter().map(|it| &it.kind)))
+        " of " (names(kinds.into_iter().map(name_of)))
         @if dead == 1 { " waits" } @else { " wait" } " for a person."
     };
     Some(Cause::new(level, text).link(view.events(&[("state", "dead")]), "Dead letters"))
 }
 
-/// Kinds of which no attempt was made for long, though nothing keeps them from it.
+/// Event types of which no attempt was made for long, though nothing keeps them from it.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
-    // An attempt in progress or a failed one shows that a worker takes the kind.
+    let unattended = stats.unattended();
+    // An attempt in progress or a failed one shows that a worker takes the type.
     let waits = |it: &&KindStats| {
         it.waiting > 0
+            // There is a sentence about the whole route.
+            && !unattended.iter().any(|(route, _)| *route == it.route)
             && it.in_progress + it.retrying == 0
             && !it.is_paused
             && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
@@ -329,11 +346,27 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
     let kinds: Vec<_> = stats.kinds.iter().filter(waits).collect();
     let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
     let text = html! {
-        "Nobody handles " (names(kinds.iter().map(|it| &it.kind))) ": the oldest event was accepted "
+        "Nobody handles " (names(kinds.into_iter().map(name_of))) ": the oldest event was accepted "
         (long(oldest)) " ago, and no attempt was made. Does a worker run?"
     };
     let cause = Cause::new(Level::Critical, text);
     (!stats.is_paused()).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
+}
+
+/// Routes whose events wait although a worker could have begun them.
+fn unattended(view: &View, stats: &Stats) -> Vec<Cause> {
+    let cause = |(route, waiting): (RouteName, u64)| {
+        let text = html! {
+            (count(waiting)) @if waiting == 1 { " event of " } @else { " events of " } b { (route) }
+            @if waiting == 1 { " waits" } @else { " wait" }
+            ", and no worker seems to handle "
+            @if waiting == 1 { "it" } @else { "them" }
+            ": start one with a route of this name, or discard the events."
+        };
+        let query = [("state", "waiting"), ("route", route.as_str())];
+        Cause::new(Level::Critical, text).link(view.events(&query), "Waiting events")
+    };
+    stats.unattended().into_iter().map(cause).collect()
 }
 
 fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
@@ -349,11 +382,10 @@ fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
 }
 
 fn paused(_: &View, stats: &Stats) -> Option<Cause> {
-    let kinds: Vec<_> = stats.kinds.iter().filter(|it| it.is_paused).collect();
-    let text = match (stats.is_paused(), kinds.is_empty()) {
-        (true, _) => html! { "Everything is paused." },
-        (false, true) => return None,
-        (false, false) => html! { "Paused: " (names(kinds.iter().map(|it| &it.kind))) "." },
+    // That of everything comes first.
+    let text = match &stats.pauses.first()?.of {
+        Scope::Everything => html! { "Everything is paused." },
+        _ => html! { "Paused: " (names(stats.pauses.iter().map(|pause| scope(&pause.of)))) "." },
     };
     Some(Cause::new(Level::Warning, text))
 }

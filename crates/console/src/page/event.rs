@@ -5,13 +5,16 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use serde::de::IgnoredAny;
-use tower_webhook::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
+use tower_webhook::EventType;
+use tower_webhook::inbox::{
+    Action, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope,
+};
 
 use super::super::reading::More;
 use super::actions::of_event;
 use super::events::{Columns, rest, table, waiting};
 use super::parts::{button, chat as chat_link, next_attempt, reason_field, state};
-use super::text::{ago, clip, full_time, kind, labelled_time, short};
+use super::text::{ago, clip, full_time, labelled_time, name, scope, short};
 use super::view::View;
 
 /// What is known of the lane of an event.
@@ -90,14 +93,19 @@ pub(in super::super) fn event(
 
 /// When an event is tried that is due, if not at once.
 fn waits(view: &View, event: &EventSummary) -> Markup {
+    let of = event_type(event);
     let mut pauses = view.pauses().iter();
-    let pause = pauses.find(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
+    let pause = pauses.find(|it| match &it.of {
+        Scope::Everything => true,
+        Scope::Route(route) => *route == of.route,
+        it => *it == Scope::Type(of.clone()),
+    });
     let inbox = view.console.inbox.as_ref();
-    let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&event.kind));
+    let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&of));
     html! {
         @if let Some(pause) = pause {
             "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
-            (pause.kind.as_ref().map_or("everything".to_owned(), kind)) "."
+            (scope(&pause.of)) "."
         } @else if let Some(next) = tripped {
             "Its kind is tripped, as its events fail in many chats: one of them is tried at a time, until one succeeds. The next attempt is made "
             (next_attempt(next))
@@ -107,10 +115,14 @@ fn waits(view: &View, event: &EventSummary) -> Markup {
     }
 }
 
+fn event_type(event: &EventSummary) -> EventType {
+    EventType::new(event.route.clone(), event.kind.clone())
+}
+
 fn summary(view: &View, event: &EventSummary) -> Markup {
     html! {
         dl {
-            dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
+            dt { "Kind" } dd { (clip(&event_type(event).to_string(), 200)) }
             dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
             dt { "Key" }
             dd {
@@ -237,7 +249,7 @@ fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
             p { "Behind it:" }
             ol {
                 @for next in &behind[..behind.len().min(BEHIND)] {
-                    li { (link(next.id)) ", " (kind(&next.kind)) ", accepted " (ago(next.accepted_at)) " ago" }
+                    li { (link(next.id)) ", " (name(&next.route, &next.kind)) ", accepted " (ago(next.accepted_at)) " ago" }
                 }
             }
             @if behind.len() > BEHIND { p { "And " @if is_cut { "at least " } (behind.len() - BEHIND) " more." } }

@@ -3,14 +3,13 @@
 use std::time::SystemTime;
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Selection};
+use tower_webhook::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Scope, Selection};
 
 use super::super::bulk::Action;
 use super::super::reading::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
-use super::text::{ago, clip, count, kind, time};
+use super::text::{ago, clip, count, name, scope, time};
 use super::view::View;
 
 /// What was wrong with the events that were selected in a list, or with its filter.
@@ -103,6 +102,10 @@ fn form(view: &View, search: &Search) -> Markup {
                     }
                 }
                 div.grow {
+                    label for="route" { "Route" }
+                    input #route name="route" value=(search.route);
+                }
+                div.grow {
                     label for="kind" { "Kind" }
                     input #kind name="kind" list="kinds" value=(search.kind);
                     (kinds())
@@ -185,7 +188,7 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
-                        td { (kind(&event.kind)) }
+                        td { (name(&event.route, &event.kind)) }
                         @if has_chat { td.wide { (chat(view, event.chat.as_deref())) } }
                         td { (state(event)) }
                         td.wide {
@@ -216,7 +219,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
                                 tr {
                                     td.wide { (chat(view, head.chat.as_deref())) }
                                     td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
-                                    td { (kind(&head.kind)) }
+                                    td { (name(&head.route, &head.kind)) }
                                     td data-label="For" { (ago(lane.since)) }
                                     td { (state(head)) }
                                     td.number data-label="Waiting" { (waiting(lane)) }
@@ -329,6 +332,7 @@ fn nanos(at: SystemTime) -> u128 {
 pub(super) fn label(field: &str) -> &str {
     match field {
         "state" => "State",
+        "route" => "Route",
         "kind" => "Kind",
         "chat" => "Chat",
         "key" => "Key",
@@ -341,15 +345,15 @@ pub(super) fn label(field: &str) -> &str {
     }
 }
 
-/// Asks before a kind or everything is paused, and for the reason.
-pub(in super::super) fn confirm_pause(view: &View, paused: Option<&EventKind>) -> Markup {
-    let name = paused.map_or("everything".to_owned(), kind);
+/// Asks before an event type, a route or everything is paused, and for the reason.
+pub(in super::super) fn confirm_pause(view: &View, paused: &Scope) -> Markup {
+    let name = scope(paused);
     let content = html! {
         section {
             h1 { "Pause " (name) "?" }
             p { "No process begins to handle these events any more, until somebody resumes them. Deliveries are still accepted." }
             form method="post" action=(view.url("/pause")) {
-                @if let Some(kind) = paused { input type="hidden" name="kind" value=(kind); }
+                input type="hidden" name="of" value=(paused);
                 div.row {
                     div.grow {
                         label for="reason" { "Reason, which all pages show" }

@@ -7,7 +7,7 @@ use super::super::reading::More;
 use super::super::request::Search;
 use super::events::{label, rest};
 use super::parts::{chat, head};
-use super::text::{kind, time};
+use super::text::{name, time};
 use super::view::View;
 
 pub(in super::super) fn gaps(
@@ -47,13 +47,13 @@ fn table(view: &View, rows: &[EventSummary]) -> Markup {
                 @for event in rows {
                     tr {
                         td.wide { (chat(view, event.chat.as_deref())) }
-                        td { (kind(&event.kind)) }
+                        td { (name(&event.route, &event.kind)) }
                         td { (time(event.accepted_at)) }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td data-label="Without" {
                             @for (at, missing) in expected(&event.kind).iter().enumerate() {
                                 @if at > 0 { " or " }
-                                b { (kind(missing)) }
+                                b { (name(&event.route, missing)) }
                             }
                         }
                     }

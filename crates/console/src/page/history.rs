@@ -6,13 +6,13 @@ use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
+use tower_webhook::EventType;
 use tower_webhook::telemetry::{Count, Series};
 
-use super::super::history::{Range, Refused};
+use super::super::history::{Chosen, Range, Refused};
 use super::overview::first;
-use super::parts::head;
-use super::text::{clip, count, encode, kind, short, time};
+use super::parts::{event_type, head};
+use super::text::{clip, count, short, time};
 use super::view::View;
 
 /// A line of the history: its name, whether a count belongs to it, and whether its numbers are milliseconds.
@@ -101,12 +101,12 @@ impl Line {
     }
 }
 
-/// The history of a range, of one kind or of all `kinds`, with the sums of as long a time before.
+/// The history of a range, of one event type or of all `types`, with the sums of as long a time before.
 pub(in super::super) fn history(
     view: &View,
     range: &Range,
-    kind: Option<&str>,
-    kinds: &BTreeSet<EventKind>,
+    chosen: &Chosen,
+    types: &BTreeSet<EventType>,
     counts: &[Count],
 ) -> Markup {
     let lines: Vec<_> = LINES
@@ -114,10 +114,10 @@ pub(in super::super) fn history(
         .map(|line| (line, line.numbers(range, counts)))
         .collect();
     let content = html! {
-        (choices(view, range, kind, kinds))
+        (choices(view, range, chosen, types))
         div.stack {
             section {
-                h2 { "The last " (range.words()) @if let Some(kind) = kind { ", " (clip(kind, 60)) } }
+                h2 { "The last " (range.words()) @if let Some(name) = chosen.name() { ", " (clip(&name, 125)) } }
                 table {
                     (head(&["What", "#Number", if range.has_before { "#Before" } else { "" }, "Over time"]))
                     tbody {
@@ -149,11 +149,12 @@ pub(in super::super) fn history(
     view.page("History", "/history", &content)
 }
 
-/// The ranges and kinds that a history has.
-fn choices(view: &View, range: &Range, kind: Option<&str>, kinds: &BTreeSet<EventKind>) -> Markup {
-    let link = |range: &str, kind: Option<&str>, text: &str, is_shown: bool| {
-        let kind = kind.map(|kind| format!("&kind={}", encode(kind)));
-        let path = format!("/history?range={range}{}", kind.unwrap_or_default());
+/// The ranges and event types that a history has.
+fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventType>) -> Markup {
+    let link = |range: &str, of: &Chosen, text: &str, is_shown: bool| {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("range", range).extend_pairs(of.filled());
+        let path = format!("/history?{}", query.finish());
         html! {
             li {
                 a href=(view.url(path)) aria-current=[is_shown.then_some("true")] {
@@ -162,14 +163,13 @@ fn choices(view: &View, range: &Range, kind: Option<&str>, kinds: &BTreeSet<Even
             }
         }
     };
-    let all = [None]
-        .into_iter()
-        .chain(first(kinds).into_iter().map(|it| Some(it.as_str())));
+    let types = first(types.iter().cloned()).into_iter().map(Chosen::of);
+    let all = [Chosen::default()].into_iter().chain(types);
     html! {
         div.title {
             h1 { "History" }
-            ul.tiles { @for name in Range::NAMES { (link(name, kind, name, name == range.name)) } }
-            ul.tiles { @for it in all { (link(range.name, it, it.unwrap_or("all kinds"), it == kind)) } }
+            ul.tiles { @for name in Range::NAMES { (link(name, chosen, name, name == range.name)) } }
+            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all kinds"), it == *chosen)) } }
         }
     }
 }
@@ -299,12 +299,7 @@ fn rows(refused: &Refused) -> Markup {
                         tr {
                             td { (time(start(it.minute))) }
                             td { b.bad { (clip(&it.outcome, 60)) } }
-                            td {
-                                @match &it.kind {
-                                    Some(of) => (kind(of)),
-                                    None => span.quiet { "not verified" },
-                                }
-                            }
+                            td { (event_type(&it.route, it.kind.as_ref())) }
                             td.number data-label="Times" { (count(it.number)) }
                             td.wide data-label="Address" { (address) }
                             td.number data-label="Bytes" { (size) }

@@ -1,27 +1,27 @@
-//! The first page: each kind, and the newest problems.
+//! The first page: each event type, and the newest problems.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{Action, BlockedLane, Inbox, KindStats, Stats};
+use tower_webhook::inbox::{Action, BlockedLane, Inbox, KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
+use tower_webhook::{EventKind, EventType, RouteName};
 
 use super::super::settings::Console;
 use super::actions::running;
 use super::causes::{causes, show};
 use super::events::waiting;
-use super::parts::{chat, gauge, head, next_attempt, reason, state};
-use super::text::{ago, clip, count, encode, kind as name, long, time};
+use super::parts::{chat, event_type, gauge, head, next_attempt, reason, state};
+use super::text::{ago, clip, count, encode, long, name, scope, time};
 use super::view::View;
 
 /// The number of problems that are shown.
 const PROBLEMS: usize = 10;
 
-/// The number of kinds that are shown: those of the platform first.
+/// The number of event types that are shown: those of the platform first.
 const KINDS: usize = 10;
 
 /// The longest name of a kind that has a row, in bytes of a URL. A sender could choose longer ones.
@@ -30,15 +30,15 @@ const LONGEST_KIND: usize = 64;
 /// The age from which on that of the counts is shown.
 const SOME_TIME: Duration = Duration::from_secs(10);
 
-/// What is known of a kind.
+/// What is known of an event type.
 struct Row<'a> {
-    kind: &'a EventKind,
+    of: EventType,
     stats: Option<&'a KindStats>,
     /// The age of the oldest unsettled event.
     age: Option<Duration>,
     spent: Option<&'a Spent>,
     minutes: Option<&'a [Minute; 60]>,
-    /// When the next event of the kind is tried, if it is tripped.
+    /// When the next event of the type is tried, if it is tripped.
     tripped: Option<SystemTime>,
     is_silent: bool,
 }
@@ -47,8 +47,8 @@ struct Row<'a> {
 pub(super) struct Observed {
     pub(super) spent: Vec<Spent>,
     pub(super) silent: Vec<Silent>,
-    minutes: BTreeMap<EventKind, [Minute; 60]>,
-    pub(super) tripped: BTreeMap<EventKind, SystemTime>,
+    minutes: BTreeMap<EventType, [Minute; 60]>,
+    pub(super) tripped: BTreeMap<EventType, SystemTime>,
 }
 
 impl Observed {
@@ -82,7 +82,7 @@ pub(in super::super) fn overview(
         div #alerts data-live role="status" { (show(&causes)) }
         div.title {
             h1 { "Overview" }
-            @if view.can_change() { (pause(view, None, is_paused)) }
+            @if view.can_change() { (pause(view, &Scope::Everything, is_paused)) }
         }
         div.stack {
             section {
@@ -92,6 +92,7 @@ pub(in super::super) fn overview(
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
+                    @if let Some(stats) = stats.filter(|_| view.can_change()) { (routes(view, stats)) }
                     @if let Some((_, age)) = view.counted.as_ref().filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
@@ -115,7 +116,7 @@ pub(in super::super) fn overview(
     view.page("Overview", "/", &content)
 }
 
-/// The kinds that have a row, and the number of those that have none.
+/// The event types that have a row, and the number of those that have none.
 fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, usize) {
     let Observed {
         spent,
@@ -123,43 +124,55 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
         minutes,
         tripped,
     } = observed;
-    let mut kinds = BTreeSet::new();
-    kinds.extend(
+    let mut types = BTreeSet::new();
+    types.extend(
         stats
             .iter()
-            .flat_map(|stats| stats.kinds.iter().map(|it| &it.kind)),
+            .flat_map(|stats| stats.kinds.iter().map(KindStats::event_type)),
     );
-    kinds.extend(spent.iter().filter_map(|spent| spent.kind.as_ref()));
-    kinds.extend(silent.iter().map(|silent| &silent.kind));
-    kinds.extend(minutes.keys());
-    kinds.extend(tripped.keys());
-    let all = kinds.len();
-    let kinds = first(kinds);
-    let others = all - kinds.len();
-    let rows = kinds.into_iter().map(|kind| {
-        let of_kind = stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind));
+    types.extend(spent.iter().filter_map(of_spent));
+    types.extend(silent.iter().map(of_silent));
+    types.extend(minutes.keys().cloned());
+    types.extend(tripped.keys().cloned());
+    let all = types.len();
+    let types = first(types);
+    let others = all - types.len();
+    let rows = types.into_iter().map(|of| {
+        let of_type = stats.and_then(|stats| {
+            let mut all = stats.kinds.iter();
+            all.find(|it| (&it.route, &it.kind) == (&of.route, &of.kind))
+        });
         Row {
-            kind,
-            stats: of_kind,
+            stats: of_type,
             age: stats
-                .zip(of_kind)
-                .and_then(|(stats, of_kind)| stats.age(of_kind)),
-            spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
-            minutes: minutes.get(kind),
-            tripped: tripped.get(kind).copied(),
-            is_silent: silent.iter().any(|it| it.kind == *kind),
+                .zip(of_type)
+                .and_then(|(stats, of_type)| stats.age(of_type)),
+            spent: spent.iter().find(|it| of_spent(it).as_ref() == Some(&of)),
+            minutes: minutes.get(&of),
+            tripped: tripped.get(&of).copied(),
+            is_silent: silent.iter().any(|it| of_silent(it) == of),
+            of,
         }
     });
     (rows.collect(), others)
 }
 
-/// The kinds that have room on a page.
-pub(super) fn first<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Vec<&'a EventKind> {
-    let mut kinds: Vec<_> = kinds.into_iter().filter(|kind| is_short(kind)).collect();
-    // The platform's kinds come first: forged ones must not take their rows.
-    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
-    kinds.truncate(KINDS);
-    kinds
+fn of_spent(spent: &Spent) -> Option<EventType> {
+    Some(EventType::new(spent.route.clone(), spent.kind.clone()?))
+}
+
+fn of_silent(silent: &Silent) -> EventType {
+    EventType::new(silent.route.clone(), silent.kind.clone())
+}
+
+/// The event types that have room on a page.
+pub(super) fn first(types: impl IntoIterator<Item = EventType>) -> Vec<EventType> {
+    let types = types.into_iter();
+    let mut types: Vec<_> = types.filter(|of| is_short(&of.kind)).collect();
+    // Those of the platform come first: forged kinds must not take their rows.
+    types.sort_by_key(|of| of.route != RouteName::default() || !EventKind::ALL.contains(&of.kind));
+    types.truncate(KINDS);
+    types
 }
 
 pub(super) fn is_short(kind: &EventKind) -> bool {
@@ -185,7 +198,7 @@ fn worst(view: &View, blocked: &[BlockedLane]) -> Markup {
                             td data-label="For" { (ago(lane.since)) }
                             td {
                                 a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
-                                ", " (name(&event.kind)) " " (state(event))
+                                ", " (name(&event.route, &event.kind)) " " (state(event))
                             }
                             td.wide { (reason(view, event.last_failure.as_ref(), 200)) }
                         }
@@ -227,13 +240,15 @@ fn table(view: &View, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) 
 
 fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
     let stats = row.stats;
-    let own_pause = stats.is_some_and(|stats| stats.is_paused);
+    let name = name(&row.of.route, &row.of.kind);
+    let is_paused = is_paused || stats.is_some_and(|stats| stats.is_paused);
+    let own = Scope::Type(row.of.clone());
     html! {
         tr {
             th scope="row" {
-                (name(row.kind))
+                (name)
                 @if let Some(next) = row.tripped { " " span.badge.bad { "tripped, next " (next_attempt(next)) } }
-                @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
+                @if is_paused && stats.is_some() { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }
             @if view.console.inbox.is_some() { (counts(view, row)) }
@@ -246,7 +261,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
             }
             td data-label="Budget" {
                 @if let Some(spent) = row.spent {
-                    @if let Some(limit) = spent.limit { (gauge(row.kind.as_str(), spent.failures, limit)) }
+                    @if let Some(limit) = spent.limit { (gauge(&name, spent.failures, limit)) }
                     small {
                         (spent.failures)
                         @if let Some(limit) = spent.limit { " of " (limit) }
@@ -257,7 +272,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
                 }
             }
             @if view.can_change() {
-                td { @if stats.is_some() || row.minutes.is_some() { (pause(view, Some(row.kind), own_pause)) } }
+                td { @if stats.is_some() || row.minutes.is_some() { (pause(view, &own, view.is_paused(&own))) } }
             }
         }
     }
@@ -273,14 +288,15 @@ const STATES: [Column; 4] = [
     ("Dead", "dead", |it| it.dead),
 ];
 
-/// The cells of the states, by kind or for all of them.
-fn states(view: &View, kind: Option<&str>, counts: [u64; STATES.len()]) -> Markup {
+/// The cells of the states, by event type or for all of them.
+fn states(view: &View, of: Option<&EventType>, counts: [u64; STATES.len()]) -> Markup {
     html! {
         @for ((label, state, _), number) in STATES.into_iter().zip(counts) {
             td.number data-label=(label) {
                 @let link = |class| html! {
-                    @let query = [("state", state), ("kind", kind.unwrap_or_default())];
-                    a class=[class] href=(view.events(&query[..1 + usize::from(kind.is_some())])) { (count(number)) }
+                    @let of_type = of.map(|of| [("route", of.route.as_str()), ("kind", of.kind.as_str())]);
+                    @let query: Vec<_> = [("state", state)].into_iter().chain(of_type.into_iter().flatten()).collect();
+                    a class=[class] href=(view.events(&query)) { (count(number)) }
                 };
                 @match (number, state) {
                     (0, _) => span.quiet { "0" },
@@ -296,7 +312,7 @@ fn states(view: &View, kind: Option<&str>, counts: [u64; STATES.len()]) -> Marku
 fn counts(view: &View, row: &Row<'_>) -> Markup {
     let counts = STATES.map(|(_, _, of)| row.stats.map_or(0, of));
     html! {
-        (states(view, Some(row.kind.as_str()), counts))
+        (states(view, Some(&row.of), counts))
         td data-label="Oldest" {
             @if let Some(age) = row.age { (long(age)) }
             @if let Some(lanes) = row.stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
@@ -306,7 +322,7 @@ fn counts(view: &View, row: &Row<'_>) -> Markup {
     }
 }
 
-/// The sums of all kinds, also of those that are not shown.
+/// The sums of all event types, also of those that are not shown.
 fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     html! {
         tr {
@@ -316,20 +332,40 @@ fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     }
 }
 
-/// The button that pauses or resumes a kind, or all events.
-fn pause(view: &View, kind: Option<&EventKind>, is_paused: bool) -> Markup {
+/// The buttons that pause or resume a route, if there are several.
+fn routes(view: &View, stats: &Stats) -> Markup {
+    let routes: BTreeSet<_> = stats.kinds.iter().map(|it| &it.route).collect();
+    html! {
+        @if routes.len() > 1 {
+            div.row.middle {
+                @for route in routes.into_iter().take(KINDS) {
+                    @let of = Scope::Route(route.clone());
+                    (pause(view, &of, view.is_paused(&of)))
+                }
+            }
+        }
+    }
+}
+
+/// The button that pauses or resumes an event type, a route, or all events.
+fn pause(view: &View, of: &Scope, is_paused: bool) -> Markup {
     // A pause has a reason, for which the next page asks.
     let (method, action, text) = match is_paused {
         true => ("post", "resume", "Resume"),
         false => ("get", "pause", "Pause"),
     };
-    let name = kind.map_or("all", EventKind::as_str);
+    let (id, name) = match of {
+        Scope::Everything => ("all".to_owned(), "all".to_owned()),
+        of => (of.to_string(), scope(of)),
+    };
+    // That of an event type is in its row.
+    let is_named = matches!(of, Scope::Type(_));
     html! {
         form method=(method) action=(view.url(format_args!("/{action}"))) {
-            @if let Some(kind) = kind { input type="hidden" name="kind" value=(kind); }
-            button #{ "pause-" (name) } aria-label={ (text) " " (name) } {
+            input type="hidden" name="of" value=(of);
+            button #{ "pause-" (id) } aria-label={ (text) " " (name) } {
                 (text)
-                @if kind.is_none() { " all" }
+                @if !is_named { " " (name) }
                 @if !is_paused { "…" }
             }
         }
@@ -394,12 +430,7 @@ fn problems(view: &View, problems: &[tower_webhook::telemetry::Problem]) -> Mark
                             }
                             td.number data-label="Times" { (count(problem.count)) }
                             td { b.bad { (problem.outcome) } }
-                            td {
-                                @match &problem.kind {
-                                    Some(kind) => (name(kind)),
-                                    None => span.quiet { "not verified" },
-                                }
-                            }
+                            td { (event_type(&problem.route, problem.kind.as_ref())) }
                             td.wide {
                                 @if view.console.hides_payloads { span.quiet { "hidden" } }
                                 @else { (clip(&problem.reason, 160)) }

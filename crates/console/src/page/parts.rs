@@ -3,10 +3,10 @@
 use std::time::SystemTime;
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
 use tower_webhook::inbox::{By, EventState, EventSummary, PastFailure};
+use tower_webhook::{EventKind, RouteName};
 
-use super::text::{clip, encode, long, time};
+use super::text::{clip, encode, long, name, time};
 use super::view::View;
 
 pub(super) fn state(event: &EventSummary) -> Markup {
@@ -33,6 +33,19 @@ pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
             Some(chat) if encode(chat).len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
             Some(chat) => (clip(chat, 60)),
             None => span.quiet { "unknown" },
+        }
+    }
+}
+
+/// The event type of a request, or if that is not known, its route.
+pub(super) fn event_type(route: &RouteName, kind: Option<&EventKind>) -> Markup {
+    html! {
+        @match kind {
+            Some(kind) => (name(route, kind)),
+            None => span.quiet {
+                @if *route != RouteName::default() { (route) ", " }
+                "not verified"
+            },
         }
     }
 }
@@ -64,7 +77,7 @@ pub(super) fn head(columns: &[&str]) -> Markup {
     }
 }
 
-/// When the next event of a tripped kind is tried.
+/// When the next event of a tripped type is tried.
 pub(super) fn next_attempt(at: SystemTime) -> String {
     match at.duration_since(SystemTime::now()) {
         Ok(left) => format!("in {}", long(left)),

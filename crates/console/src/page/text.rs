@@ -3,7 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
-use tower_webhook::EventKind;
+use tower_webhook::inbox::Scope;
+use tower_webhook::{EventKind, RouteName};
 
 /// Returns the start of a text that takes at most so many bytes of HTML.
 pub(super) fn clip(text: &str, most: usize) -> String {
@@ -28,8 +29,23 @@ pub(super) fn encode(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
-pub(super) fn kind(kind: &EventKind) -> String {
-    clip(kind.as_str(), 60)
+/// The name of an event type, such as `chat-rated` or `github/push`. Senders may choose kinds, and only operators routes.
+pub(super) fn name(route: &RouteName, kind: &EventKind) -> String {
+    let kind = clip(kind.as_str(), 60);
+    match *route == RouteName::default() {
+        true => kind,
+        false => format!("{route}/{kind}"),
+    }
+}
+
+/// What is paused, in a sentence.
+pub(super) fn scope(of: &Scope) -> String {
+    match of {
+        Scope::Everything => "everything".to_owned(),
+        Scope::Route(route) => format!("all of {route}"),
+        Scope::Type(of) => name(&of.route, &of.kind),
+        other => clip(&other.to_string(), 60),
+    }
 }
 
 /// Formats a number such as `36,532`.

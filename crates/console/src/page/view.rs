@@ -6,13 +6,12 @@ use std::time::Duration;
 
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{Pause, Stats};
+use tower_webhook::inbox::{Pause, Scope, Stats};
 
 use super::super::bulk::Action;
 use super::super::request::Did;
 use super::super::settings::Console;
-use super::text::{ago, clip, encode, full_time, kind, now};
+use super::text::{ago, clip, encode, full_time, now, scope};
 
 /// The number of pauses that each page shows.
 const PAUSES: usize = 5;
@@ -68,11 +67,16 @@ impl View {
         self.stats().map_or(&[], |stats| &stats.pauses)
     }
 
+    /// Whether this was paused by itself.
+    pub(super) fn is_paused(&self, of: &Scope) -> bool {
+        self.pauses().iter().any(|pause| pause.of == *of)
+    }
+
     fn paused(&self) -> Markup {
         let pauses = self.pauses();
         html! {
             @for pause in pauses.iter().take(PAUSES) {
-                @let name = pause.kind.as_ref().map_or("everything".to_owned(), kind);
+                @let name = scope(&pause.of);
                 div.alert.warn {
                     p {
                         b { (name) " is paused" } " since " (full_time(pause.since)) " UTC (" (ago(pause.since)) ")"
@@ -80,7 +84,7 @@ impl View {
                     }
                     @if self.can_change() {
                         form method="post" action=(self.url("/resume")) {
-                            @if let Some(kind) = &pause.kind { input type="hidden" name="kind" value=(kind); }
+                            input type="hidden" name="of" value=(pause.of);
                             button aria-label={ "Resume " (name) } { "Resume" }
                         }
                     }
@@ -92,7 +96,11 @@ impl View {
 
     /// What was done, with a link to it.
     fn did(&self, did: &Did) -> Markup {
-        let of = |paused: &Option<EventKind>| paused.as_ref().map_or("Everything".to_owned(), kind);
+        // The start of a sentence.
+        let of = |paused: &Scope| match (paused, scope(paused)) {
+            (Scope::Type(_), name) => name,
+            (_, name) => format!("{}{}", name[..1].to_uppercase(), &name[1..]),
+        };
         html! {
             @match did {
                 Did::Changed(action, ids) => {
@@ -102,8 +110,8 @@ impl View {
                     @if let (1, Action::Redrive) = (ids.len(), action) { ": it is tried again" }
                     "."
                 },
-                Did::Paused(kind) => { (of(kind)) " was paused. " a href=(self.url("/")) { "Overview" } },
-                Did::Resumed(kind) => { (of(kind)) " was resumed. " a href=(self.url("/")) { "Overview" } },
+                Did::Paused(it) => { (of(it)) " was paused. " a href=(self.url("/")) { "Overview" } },
+                Did::Resumed(it) => { (of(it)) " was resumed. " a href=(self.url("/")) { "Overview" } },
             }
         }
     }

@@ -5,8 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use clap::{ArgGroup, Args, Subcommand};
 use http::HeaderValue;
-use tower_webhook::inbox::{EventId, EventState, Filter};
-use tower_webhook::{EventKind, IdempotencyKey};
+use tower_webhook::inbox::{EventId, EventState, Filter, Scope};
+use tower_webhook::{EventKind, IdempotencyKey, RouteName};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -22,18 +22,6 @@ pub(crate) struct Options {
         hide_env_values = true
     )]
     pub(crate) inbox: Option<String>,
-
-    /// The namespace of the receiver, as in `run --namespace`, in which a key is looked up
-    #[arg(
-        long,
-        global = true,
-        value_name = "NAME",
-        env = "WEBHOOK_NAMESPACE",
-        hide_env_values = true,
-        default_value = "",
-        hide_default_value = true
-    )]
-    pub(crate) namespace: String,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -133,11 +121,11 @@ pub(crate) enum Command {
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         within: u64,
     },
-    /// Pause the handling of events, of one kind or of all; events are still accepted
+    /// Pause the handling of events, of one type, a route or all; events are still accepted
     Pause {
-        /// The kind to pause; by default, all kinds
-        #[arg(value_name = "KIND")]
-        kind: Option<EventKind>,
+        /// The event type, such as `chat-rated` or `github/push`, or a route, such as `github/`; by default, everything
+        #[arg(value_name = "TYPE", default_value = "", hide_default_value = true)]
+        of: Scope,
         /// Who pauses it and why, for the others
         #[arg(
             long,
@@ -149,9 +137,9 @@ pub(crate) enum Command {
     },
     /// Resume the handling of events after a pause
     Resume {
-        /// The kind that was paused; by default, the pause of all kinds ends
-        #[arg(value_name = "KIND")]
-        kind: Option<EventKind>,
+        /// The event type or route that was paused; by default, the pause of everything ends
+        #[arg(value_name = "TYPE", default_value = "", hide_default_value = true)]
+        of: Scope,
     },
     /// List who changed what, and why, newest first
     Actions {
@@ -165,7 +153,7 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Count the unsettled events and the dead letters of each kind
+    /// Count the unsettled events and the dead letters of each event type
     Stats {
         /// Print it as a line of JSON
         #[arg(long)]
@@ -202,6 +190,9 @@ pub(crate) struct Matching {
     /// the last failure
     #[arg(long)]
     failed: bool,
+    /// Events that were accepted at the route of this name; repeat it for several
+    #[arg(long, value_name = "NAME")]
+    route: Vec<RouteName>,
     /// Events of this kind; repeat it for several
     #[arg(long, value_name = "KIND")]
     kind: Vec<EventKind>,
@@ -262,6 +253,7 @@ impl Matching {
                 .states(self.state.clone())
                 .accepted(from, until),
         };
+        filter.routes.clone_from(&self.route);
         filter.kinds.clone_from(&self.kind);
         filter.chat.clone_from(&self.chat);
         filter.key.clone_from(&self.key);
@@ -272,6 +264,7 @@ impl Matching {
     pub(crate) fn is_everything(&self) -> bool {
         let filter = self.filter();
         filter.states.is_empty()
+            && filter.routes.is_empty()
             && filter.kinds.is_empty()
             && filter.chat.is_none()
             && filter.key.is_none()
@@ -282,15 +275,19 @@ impl Matching {
 }
 
 impl Command {
-    /// The kinds that it names.
-    pub(crate) fn kinds(&self) -> &[EventKind] {
+    /// The events that it names: those of routes and kinds, and perhaps of a key.
+    pub(crate) fn named(&self) -> Filter {
         match self {
             Self::List { matching, .. }
             | Self::Gaps { matching, .. }
-            | Self::Export { matching } => &matching.kind,
-            Self::Redrive { chosen } | Self::Discard { chosen } => &chosen.matching.kind,
-            Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
-            _ => &[],
+            | Self::Export { matching } => matching.filter(),
+            Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.filter(),
+            Self::Pause { of, .. } | Self::Resume { of } => match of.clone() {
+                Scope::Route(route) => Filter::default().routes([route]),
+                Scope::Type(of) => Filter::default().routes([of.route]).kinds([of.kind]),
+                _ => Filter::default(),
+            },
+            _ => Filter::default(),
         }
     }
 

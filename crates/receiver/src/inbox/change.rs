@@ -11,7 +11,7 @@ use futures_util::future::join_all;
 use tokio::signal::ctrl_c;
 use tokio::time::sleep;
 use tower_webhook::inbox::{
-    ActionKind, BulkState, Change, EventId, EventState, Inbox, Page, Selection, Which,
+    ActionKind, BulkState, Change, EventId, EventState, Inbox, Page, Scope, Selection, Which,
 };
 
 use super::args::Chosen;
@@ -80,10 +80,9 @@ fn code(is_complete: bool) -> ExitCode {
 
 async fn name_pauses(inbox: &Inbox) -> anyhow::Result<()> {
     for pause in inbox.stats().await?.pauses {
-        let kind = pause.kind.map(|kind| kind.to_string());
-        let (name, of) = match &kind {
-            Some(kind) => (kind.as_str(), format!(" {kind}")),
-            None => ("everything", String::new()),
+        let (name, of) = match pause.of {
+            Scope::Everything => ("everything".to_owned(), String::new()),
+            of => (of.to_string(), format!(" {of}")),
         };
         eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");
     }

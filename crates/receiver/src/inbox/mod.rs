@@ -9,12 +9,13 @@ mod flush;
 mod forget;
 pub(crate) mod print;
 
+use std::collections::BTreeSet;
 use std::env;
 use std::process::ExitCode;
 
 use futures_util::future::join_all;
-use tower_webhook::EventKind;
-use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Which};
+use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Scope, Which};
+use tower_webhook::{EventKind, EventType, RouteName, Webhooks};
 
 use self::args::{Command, Options};
 use self::change::{Action, cancel, change, go_on};
@@ -24,11 +25,7 @@ use crate::kinds;
 use crate::store::Place;
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
-    let Options {
-        inbox,
-        namespace,
-        command,
-    } = options;
+    let Options { inbox, command } = options;
     let Some(inbox) = inbox else {
         misused("which inbox? Pass `--inbox`, or set the environment variable WEBHOOK_INBOX");
     };
@@ -54,32 +51,57 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
         (Place::Sqlite(path), command) => {
             // It would be created, and look like an empty inbox.
             anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
-            let inbox = Inbox::new(crate::store::sqlite_queue(path)?).namespace(namespace);
-            execute(inbox, command).await
+            execute(Inbox::new(crate::store::sqlite_queue(path)?), command).await
         }
         #[cfg(feature = "postgres")]
         (Place::Postgres(server), command) => {
             let queue = crate::store::postgres_queue(server).await?;
-            execute(Inbox::new(queue).namespace(namespace), command).await
+            execute(Inbox::new(queue), command).await
         }
         // `Place::parse_inbox` makes no others.
-        (other, _) => {
-            let _ = namespace;
-            anyhow::bail!("{other} cannot be an inbox")
-        }
+        (other, _) => anyhow::bail!("{other} cannot be an inbox"),
     }
 }
 
-/// Warns of kinds that neither the platform nor the inbox has: they are typing errors, perhaps.
-async fn warn_of_unknown(inbox: &Inbox, named: &[EventKind]) -> anyhow::Result<()> {
-    for kind in named.iter().filter(|kind| !EventKind::ALL.contains(kind)) {
-        let of_kind = Filter::default().kinds([kind.clone()]);
-        let listed = inbox.list(&of_kind, Page::newest(1)).await?;
-        if !listed.events.is_empty() {
+/// Has a key looked up at all routes of the inbox.
+async fn know_routes(inbox: &Inbox) -> anyhow::Result<()> {
+    let kinds = inbox.stats().await?.kinds;
+    let names: BTreeSet<_> = kinds.into_iter().map(|it| it.route).collect();
+    let mut routes = inbox.routes();
+    for name in names {
+        // An inbox knows those of the receivers that were made for it.
+        routes.accept(Webhooks::dangerously_unsigned().name(name))?;
+    }
+    Ok(())
+}
+
+/// Warns of routes and kinds that neither the platform nor the inbox has: they are typing errors, perhaps.
+async fn warn_of_unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<()> {
+    let is_unseen = async |filter: Filter| {
+        let listed = inbox.list(&filter, Page::newest(1)).await?;
+        anyhow::Ok(listed.events.is_empty())
+    };
+    let platform = RouteName::default();
+    for route in named.routes.iter().filter(|route| **route != platform) {
+        if is_unseen(Filter::default().routes([route.clone()])).await? {
+            eprintln!("warning: the inbox has no event of the route `{route}`");
+        }
+    }
+    let is_of_platform = named.routes.is_empty() || named.routes.contains(&platform);
+    let is_known = |kind: &EventKind| is_of_platform && EventKind::ALL.contains(kind);
+    for kind in named.kinds.iter().filter(|kind| !is_known(kind)) {
+        let of_kind = Filter::default().routes(named.routes.clone());
+        if !is_unseen(of_kind.kinds([kind.clone()])).await? {
             continue;
         }
         // Also those that are settled, if they are recent.
         let recent = inbox.list(&Filter::default(), Page::newest(1_000)).await?;
+        let elsewhere = recent.events.iter().find(|event| event.kind == *kind);
+        if let Some(EventSummary { route, .. }) = elsewhere {
+            let meant = EventType::new(route.clone(), kind.clone());
+            eprintln!("warning: the inbox has no such event `{kind}`: did you mean `{meant}`?");
+            continue;
+        }
         let seen = recent.events.into_iter().map(|event| event.kind);
         if let Some(unknown) = kinds::unknown(kind, seen.collect()) {
             eprintln!("warning: {unknown}");
@@ -89,10 +111,10 @@ async fn warn_of_unknown(inbox: &Inbox, named: &[EventKind]) -> anyhow::Result<(
 }
 
 /// Says what was paused or resumed.
-fn said(what: &str, kind: Option<&EventKind>) {
-    match kind {
-        Some(kind) => eprintln!("{what}: {kind}"),
-        None => eprintln!("{what}: all kinds"),
+fn said(what: &str, of: &Scope) {
+    match of {
+        Scope::Everything => eprintln!("{what}: all kinds"),
+        of => eprintln!("{what}: {of}"),
     }
 }
 
@@ -112,7 +134,11 @@ fn by(reason: &str) -> By {
 }
 
 async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
-    warn_of_unknown(&inbox, command.kinds()).await?;
+    let named = command.named();
+    if named.key.is_some() {
+        know_routes(&inbox).await?;
+    }
+    warn_of_unknown(&inbox, &named).await?;
     let inbox = &inbox.by(by(command.reason()));
     match command {
         Command::List {
@@ -168,15 +194,15 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
         Command::Continue { number } => return go_on(inbox, number).await,
         Command::Cancel { number } => return cancel(inbox, number).await,
         Command::Forget { chat, yes, .. } => return forget(inbox, chat, yes).await,
-        Command::Pause { kind, note } => {
-            inbox.pause(kind.as_ref(), &note).await?;
-            said("paused", kind.as_ref());
+        Command::Pause { of, note } => {
+            inbox.pause(of.clone(), &note).await?;
+            said("paused", &of);
         }
-        Command::Resume { kind } => {
-            inbox.resume(kind.as_ref()).await?;
-            said("resumed", kind.as_ref());
+        Command::Resume { of } => {
+            inbox.resume(of.clone()).await?;
+            said("resumed", &of);
             for pause in inbox.stats().await?.pauses {
-                said("still paused", pause.kind.as_ref());
+                said("still paused", &pause.of);
             }
         }
         Command::Actions { event, limit, json } => {

@@ -5,10 +5,10 @@ use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tower_webhook::EventKind;
 use tower_webhook::inbox::{
-    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Stats, expected,
+    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Scope, Stats, expected,
 };
+use tower_webhook::{EventKind, EventType};
 
 use crate::json::line_with_payload;
 use crate::text::{is_control, printable};
@@ -36,7 +36,7 @@ fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> 
         [
             event.id.to_string(),
             event.state.to_string(),
-            short(event.kind.as_str()),
+            short(&event_type(event, &event.kind)),
             short(event.chat.as_deref().unwrap_or("-")),
             short(
                 &event
@@ -95,7 +95,7 @@ pub(crate) fn lanes(lanes: &[BlockedLane]) -> io::Result<()> {
         [
             event.id.to_string(),
             event.state.to_string(),
-            short(event.kind.as_str()),
+            short(&event_type(event, &event.kind)),
             short(event.chat.as_deref().unwrap_or("-")),
             ago(lane.since),
             lane.waiting.to_string(),
@@ -129,9 +129,12 @@ pub(crate) fn gaps(gaps: &[EventSummary]) -> io::Result<()> {
         [
             event.id.to_string(),
             short(event.chat.as_deref().unwrap_or("-")),
-            short(event.kind.as_str()),
+            short(&event_type(event, &event.kind)),
             ago(event.accepted_at),
-            missing(event).join(" or "),
+            missing(event)
+                .map(|kind| event_type(event, kind))
+                .collect::<Vec<_>>()
+                .join(" or "),
         ]
     });
     write_rows(&mut out, iter::once(head).chain(rows).collect())
@@ -147,13 +150,17 @@ pub(crate) fn gap_lines(gaps: &[EventSummary]) -> io::Result<()> {
 
     write_lines(gaps.iter().map(|event| Line {
         event: Summary::of(event),
-        without: missing(event),
+        without: missing(event).map(EventKind::as_str).collect(),
     }))
 }
 
-fn missing(event: &EventSummary) -> Vec<&'static str> {
-    let kinds = expected(&event.kind).iter();
-    kinds.map(EventKind::as_str).collect()
+fn missing(event: &EventSummary) -> impl Iterator<Item = &'static EventKind> {
+    expected(&event.kind).iter()
+}
+
+/// The type of an event of this kind at the same route.
+fn event_type(event: &EventSummary, kind: &EventKind) -> String {
+    EventType::new(event.route.clone(), kind.clone()).to_string()
 }
 
 pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
@@ -257,6 +264,7 @@ fn millis(time: SystemTime) -> i64 {
 #[derive(Serialize)]
 struct Summary {
     id: i64,
+    route: String,
     kind: String,
     key: Option<String>,
     chat: Option<String>,
@@ -272,6 +280,7 @@ impl Summary {
     fn of(event: &EventSummary) -> Self {
         Self {
             id: event.id.0,
+            route: event.route.to_string(),
             kind: event.kind.to_string(),
             key: event.key.as_ref().map(ToString::to_string),
             chat: event.chat.clone(),
@@ -350,7 +359,11 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "event     {}", event.id)?;
     writeln!(out, "state     {}", event.state)?;
-    writeln!(out, "kind      {}", printable(event.kind.as_str()))?;
+    writeln!(
+        out,
+        "kind      {}",
+        printable(&event_type(event, &event.kind))
+    )?;
     if let Some(chat) = &event.chat {
         writeln!(out, "chat      {}", printable(chat))?;
     }
@@ -405,11 +418,13 @@ pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
         text => out.write_all(text.as_bytes())?,
     }
     for pause in &stats.pauses {
-        let kind = pause.kind.as_ref();
+        let of = match &pause.of {
+            Scope::Everything => "everything".to_owned(),
+            of => printable(&of.to_string()),
+        };
         writeln!(
             out,
-            "{} was paused {}: {}",
-            printable(kind.map_or("everything", EventKind::as_str)),
+            "{of} was paused {}: {}",
             ago(pause.since),
             printable(&pause.note)
         )?;
@@ -426,6 +441,7 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
 
     #[derive(Serialize)]
     struct Kind {
+        route: String,
         kind: String,
         waiting: u64,
         in_progress: u64,
@@ -437,6 +453,7 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
     }
 
     let kinds = stats.kinds.iter().map(|kind| Kind {
+        route: kind.route.to_string(),
         kind: kind.kind.to_string(),
         waiting: kind.waiting,
         in_progress: kind.in_progress,

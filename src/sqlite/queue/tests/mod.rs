@@ -3,6 +3,7 @@
 mod chats;
 mod model;
 mod person;
+mod routes;
 mod shared_keys;
 mod statements;
 mod upgrade;
@@ -23,7 +24,7 @@ use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
-    EventId, EventLease, EventState, Failure, Kinds, Lane, Namespace, NewEvent, Settlement, Take,
+    EventId, EventLease, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take,
     TakenEvent,
 };
 use crate::inbox::queue::{
@@ -31,6 +32,7 @@ use crate::inbox::queue::{
     MeasureTables, PurgeEvents, SettleEvents, Settled,
 };
 use crate::inbox::records::{Change, EventSummary, Filter, Page};
+use crate::route::{EventType, RouteName, Scope};
 use crate::sqlite::schema::sql;
 use crate::store::{EventKey, StoreErrorKind};
 
@@ -74,7 +76,6 @@ fn id(key: u64) -> EventKey {
 
 fn event(lane: i64) -> NewEvent {
     NewEvent {
-        namespace: Namespace::default(),
         delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}"),
         key: None,
         guard: None,
@@ -136,7 +137,8 @@ impl SqliteQueue {
     }
 
     async fn take_some(&self, limit: usize) -> Vec<TakenEvent> {
-        self.claim(&take(), limit, limit).await.unwrap().events
+        let of = [take().into()];
+        self.claim(&of, limit, limit).await.unwrap().events
     }
 
     async fn end(&self, taken: &TakenEvent, settlement: Settlement) -> Option<Box<TakenEvent>> {
@@ -243,7 +245,7 @@ async fn everything_outlives_reopening() {
     queue.end(&dead, hold_lane).await;
     let held = queue.add(keyed(3, 5)).await;
     queue
-        .pause(Some(&EventKind::CHAT_OPENED), Some(""), &By::default())
+        .pause(&EventKind::CHAT_OPENED.into(), Some(""), &By::default())
         .await
         .unwrap();
     drop(queue);
@@ -282,10 +284,10 @@ async fn calls_of_one_transaction_see_each_other() {
     let desk = Desk::new();
     let queue = desk.open();
     let calls = queue.run(Need::Durable, |tx| {
-        let kind = keyed(1, 1).delivery.kind().clone();
+        let kind = Scope::from(keyed(1, 1).delivery.kind().clone());
         let mut events = Vec::new();
         for (key, paused) in [(1, false), (2, true), (2, true), (3, false)] {
-            kinds::pause(tx, Some(&kind), paused.then_some(""))?;
+            kinds::pause(tx, &kind, paused.then_some(""))?;
             let accepted = accept::accept(tx, &keyed(key, key as u64), &[], Some(&take()))?;
             events.push(match accepted {
                 Accepted::New { id, taken } => Some((id.0, taken.is_some())),

@@ -18,9 +18,10 @@ struct Pair {
 
 fn shown(taken: &TakenEvent) -> String {
     format!(
-        "{} of {:?}, {} failures, {} crashes, {:?}, {:?}, redriven {}",
+        "{} of {:?} at {}, {} failures, {} crashes, {:?}, {:?}, redriven {}",
         taken.lease.id,
         taken.lane,
+        taken.delivery.route(),
         taken.failures,
         taken.crashes,
         taken.tried_for,
@@ -36,9 +37,11 @@ fn accepted(accepted: &Accepted) -> String {
     }
 }
 
-/// One that gives no lane the number of another one.
-fn namespace(random: &mut fastrand::Rng) -> Namespace {
-    Namespace(i64::from(random.u8(0..4) == 0) << 8)
+fn route(random: &mut fastrand::Rng) -> RouteName {
+    match random.u8(0..4) {
+        0 => "crm".parse().unwrap(),
+        _ => RouteName::default(),
+    }
 }
 
 impl Pair {
@@ -60,14 +63,31 @@ impl Pair {
     fn take(&mut self) -> Take {
         // Both queues round differently, so leases end between two whole seconds.
         let lease = Duration::from_millis(500) + SECOND * self.random.u32(5..60);
-        let namespace = namespace(&mut self.random);
+        let route = route(&mut self.random);
         let kinds = match self.random.u8(0..4) {
             0 => Kinds::only([EventKind::CHAT_RATED]),
             1 => Kinds::all().except([EventKind::CHAT_RATED]),
             _ => Kinds::all(),
         };
-        let kinds = kinds.within(namespace);
+        let kinds = kinds.at(route);
         Take { lease, kinds }
+    }
+
+    /// Of one route, or of both, in any order.
+    fn shares(&mut self) -> Vec<Share> {
+        let mut shares = Vec::new();
+        for _ in 0..self.random.usize(1..4) {
+            let take = self.take();
+            let is_new = |share: &Share| share.take.kinds.route != take.kinds.route;
+            if shares.iter().all(is_new) {
+                shares.push(Share {
+                    busy: self.random.usize(0..3),
+                    most: [usize::MAX, 1, 3][self.random.usize(0..3)],
+                    ..take.into()
+                });
+            }
+        }
+        shares
     }
 
     fn maybe_take(&mut self) -> Option<Take> {
@@ -96,6 +116,11 @@ impl Pair {
         }
     }
 
+    /// Has SQLite do what the queue in memory does with each operation.
+    async fn return_to_lines(&self) {
+        self.sqlite.claim(&[take().into()], 0, 0).await.unwrap();
+    }
+
     async fn step(&mut self) {
         let random = &mut self.random;
         match random.u8(0..20) {
@@ -107,9 +132,10 @@ impl Pair {
                 };
                 let key = random.u64(0..200);
                 let mut event = keyed(lane, key);
-                event.delivery = RawDelivery::new(kind, "{}");
-                event.namespace = namespace(random);
-                event.lane = (lane > 0).then_some(Lane(lane).within(event.namespace));
+                let route = route(random);
+                let chat = event.chat.as_deref().unwrap_or_default();
+                event.lane = (lane > 0).then_some(Lane::of_chat(chat).at(&route));
+                event.delivery = RawDelivery::new(kind, "{}").with_route(route);
                 event.retain = Duration::from_millis(500) + SECOND * random.u32(0..100);
                 event.dead = (random.u8(0..10) == 0).then(failure);
                 if random.bool() {
@@ -145,16 +171,16 @@ impl Pair {
             }
             6..=8 => {
                 let (limit, suspects) = (random.usize(0..4), random.usize(0..3));
-                let take = self.take();
-                let a = self.memory.claim(&take, limit, suspects).await.unwrap();
-                let b = self.sqlite.claim(&take, limit, suspects).await.unwrap();
+                let of = self.shares();
+                let a = self.memory.claim(&of, limit, suspects).await.unwrap();
+                let b = self.sqlite.claim(&of, limit, suspects).await.unwrap();
                 let show = |claims: &Claims| {
                     // Leases of SQLite last a little longer.
                     let next = claims.next_due.map(|due| due.as_secs_f64().floor());
                     let events: Vec<_> = claims.events.iter().map(shown).collect();
                     format!("{events:?}, next {next:?}")
                 };
-                let step = format!("claim {take:?}, {limit}, {suspects}");
+                let step = format!("claim {of:?}, {limit}, {suspects}");
                 self.same(step, show(&a), show(&b));
                 self.hold(&a.events, &b.events);
             }
@@ -178,6 +204,9 @@ impl Pair {
                 };
                 let step = format!("settle {}, {settlement:?}, {take:?}", a.id);
                 self.same(step, show(&ended[0]), show(&ended[1]));
+                if matches!(settlement, Settlement::Retry { after, .. } if after.is_zero()) {
+                    self.return_to_lines().await;
+                }
                 if let [Settled::Ended(Some(a)), Settled::Ended(Some(b))] = &ended {
                     self.hold([&**a], [&**b]);
                 }
@@ -208,17 +237,17 @@ impl Pair {
                 self.same(format!("{kind} {id} {from:?}"), x, y);
             }
             16 => {
-                let kind = (random.u8(0..4) > 0).then_some(EventKind::CHAT_RATED);
-                let paused = random.u8(0..4) == 0;
-                self.memory
-                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
-                    .await
-                    .unwrap();
-                self.sqlite
-                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
-                    .await
-                    .unwrap();
-                self.log.push(format!("pause {kind:?} {paused}"));
+                let route = route(random);
+                let of = match random.u8(0..4) {
+                    0 => Scope::Everything,
+                    1 => Scope::Route(route),
+                    _ => EventType::new(route, EventKind::CHAT_RATED).into(),
+                };
+                let note = (random.u8(0..4) == 0).then_some("");
+                let by = By::default();
+                self.memory.pause(&of, note, &by).await.unwrap();
+                self.sqlite.pause(&of, note, &by).await.unwrap();
+                self.log.push(format!("pause {of:?} {note:?}"));
             }
             17 if random.u8(0..4) == 0 => {
                 let keep = Duration::from_millis(500) + SECOND * random.u32(0..60);
@@ -244,7 +273,7 @@ impl Pair {
                 while self.memory.purge(DAY).await.unwrap() {}
                 self.sqlite.purge_all(DAY).await;
                 // Where an event waits behind an expired lease, the lease is lost when that is noticed.
-                self.sqlite.claim(&take(), 0, 0).await.unwrap();
+                self.return_to_lines().await;
             }
         }
         self.compare().await;
@@ -264,8 +293,13 @@ impl Pair {
                 let settled = event.settled_at.is_some();
                 let last = event.last_failure.as_ref().map(|past| &past.failure);
                 format!(
-                    "{} {} {:?} due {due} settled {settled} failures {} redriven {} last {last:?}",
-                    event.id, event.state, event.chat, event.failures, event.is_redriven
+                    "{} {} at {} {:?} due {due} settled {settled} failures {} redriven {} last {last:?}",
+                    event.id,
+                    event.state,
+                    event.route,
+                    event.chat,
+                    event.failures,
+                    event.is_redriven
                 )
             };
             listed.events.iter().map(one).collect::<Vec<_>>().join("\n")
@@ -273,31 +307,29 @@ impl Pair {
         let mut states = EventState::ALL.to_vec();
         self.random.shuffle(&mut states);
         states.truncate(self.random.usize(0..4));
-        let step = format!("list {states:?}");
-        let all = Filter {
-            states,
-            ..Filter::default()
-        };
+        let routes = (self.random.u8(0..4) == 0).then(|| route(&mut self.random));
+        let all = Filter::default().states(states).routes(routes);
         let a = show(self.memory.list(&all, page).await.unwrap());
         let b = show(self.sqlite.list(&all, page).await.unwrap());
-        self.same(step, a, b);
+        self.same(format!("list {all:?}"), a, b);
         self.log.pop();
         let show = |stats: Stats| {
             let kinds = stats.kinds.iter().filter(|kind| kind.oldest.is_some());
             let kinds = kinds.map(|kind| {
                 let (waiting, retrying) = (kind.waiting, kind.retrying);
                 (
-                    kind.kind.clone(),
+                    kind.event_type(),
                     waiting,
                     kind.in_progress,
                     retrying,
                     kind.dead,
                     kind.blocking,
+                    kind.is_paused,
                 )
             });
             let kinds: Vec<_> = kinds.collect();
             let pauses = stats.pauses.iter();
-            let pauses: Vec<_> = pauses.map(|pause| (&pause.kind, &pause.note)).collect();
+            let pauses: Vec<_> = pauses.map(|pause| (&pause.of, &pause.note)).collect();
             format!("{kinds:?}, {pauses:?}")
         };
         let a = show(self.memory.stats().await.unwrap());
@@ -317,9 +349,11 @@ impl Pair {
         };
         let (after, limit) = (self.random.i64(0..=self.last), self.random.usize(1..20));
         let after = self.random.bool().then_some(EventId(after));
-        let a = self.memory.blocked_lanes(None, after, limit).await.unwrap();
-        let b = self.sqlite.blocked_lanes(None, after, limit).await.unwrap();
-        self.same(format!("blocked lanes after {after:?}"), show(a), show(b));
+        let chat = self.random.bool().then_some("chat-1");
+        let a = self.memory.blocked_lanes(chat, after, limit).await.unwrap();
+        let b = self.sqlite.blocked_lanes(chat, after, limit).await.unwrap();
+        let step = format!("blocked lanes of {chat:?} after {after:?}");
+        self.same(step, show(a), show(b));
         self.log.pop();
     }
 }

@@ -189,7 +189,9 @@ async fn what_cannot_be_recorded_is_not_done() {
             .change(ActionKind::Discard, waits, None, &by)
             .await
             .map(drop),
-        queue.pause(None, Some("maintenance"), &by).await,
+        queue
+            .pause(&Scope::Everything, Some("maintenance"), &by)
+            .await,
         queue.forget("chat-2", None, &by).await.map(drop),
     ];
     for change in changes {
@@ -246,7 +248,10 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     let desk = Desk::new();
     let queue = desk.open();
     for _ in 0..3 {
-        queue.pause(None, None, &By::new("ada")).await.unwrap();
+        queue
+            .pause(&Scope::Everything, None, &By::new("ada"))
+            .await
+            .unwrap();
         desk.wait(60 * DAY);
     }
     // The first one was 180 days ago, and the last one 60.

@@ -70,7 +70,7 @@ async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
 
     desk.wait(20 * DAY);
     for _ in 0..10 {
-        queue.claim(&take(), 0, 0).await.unwrap();
+        queue.claim(&[take().into()], 0, 0).await.unwrap();
     }
     queue.purge_all(DAY).await;
     assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 4);
@@ -95,7 +95,7 @@ async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
         .await
         .unwrap();
     for _ in 0..10 {
-        queue.claim(&take(), 0, 0).await.unwrap();
+        queue.claim(&[take().into()], 0, 0).await.unwrap();
     }
     assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 2);
 }

@@ -52,13 +52,9 @@ async fn exercise_bulk(queue: &SqliteQueue, event: EventId) {
 async fn exercise_counts(queue: &SqliteQueue) {
     let now = minute_of(queue.note_counts(&[]).await.unwrap());
     let count = |minute| Count {
-        minute,
         process: 1,
-        series: Series::Refused,
-        kind: None,
         outcome: "failed".into(),
-        number: 1,
-        sample: None,
+        ..Count::new(Series::Refused, minute, 1)
     };
     let counts = [count(now), count(now - 8 * 24 * 60)];
     queue.note_counts(&counts).await.unwrap();
@@ -120,7 +116,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 hold_lane: round % 4 == 0,
             },
         ];
-        let claims = queue.claim(&take(), 8, 2).await.unwrap();
+        let claims = queue.claim(&[take().into()], 8, 2).await.unwrap();
         for (at, event) in claims.events.iter().enumerate() {
             let held = queue.extend(&[event.lease], 30 * SECOND).await.unwrap();
             assert_eq!(held, [Some(true)]);
@@ -200,7 +196,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         }
         if round % 50 == 0 {
             forget_all(queue, "chat-3", &By::default()).await.unwrap();
-            queue.pause(None, None, &By::default()).await.unwrap();
+            queue
+                .pause(&Scope::Everything, None, &By::default())
+                .await
+                .unwrap();
         }
         exercise_counts(queue).await;
         queue.stats().await.unwrap();
@@ -223,7 +222,7 @@ async fn statements_are_compiled_once() {
         let again = retry(Duration::ZERO, true);
         queue.settle(&lease, &again, None).await.unwrap();
         taken = queue
-            .claim(&take(), 100, 0)
+            .claim(&[take().into()], 100, 0)
             .await
             .unwrap()
             .events

@@ -28,7 +28,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     Accepted, EventLease, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Queue};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
@@ -252,7 +252,7 @@ impl Side {
             Op::AcceptOther => return self.accept("9", None).await,
             Op::AcceptAgain => return self.accept("1", Some(&queue::take(HOUR))).await,
             Op::Claim => {
-                let claims = queue.claim(&queue::take(HOUR), 9, 9).await;
+                let claims = queue.claim_of(&queue::take(HOUR), 9, 9).await;
                 return took(&claims.unwrap().events);
             }
             Op::Settle(end) => {
@@ -270,7 +270,13 @@ impl Side {
             ),
             Op::Forget => queue.forget_all(CHAT, &by).await.unwrap().to_string(),
             Op::Purge => queue.purge(Duration::ZERO).await.unwrap().to_string(),
-            Op::Pause => format!("{:?}", queue.pause(None, Some(""), &by).await.unwrap()),
+            Op::Pause => format!(
+                "{:?}",
+                queue
+                    .pause(&Scope::Everything, Some(""), &by)
+                    .await
+                    .unwrap()
+            ),
         };
         (shown, Vec::new())
     }
@@ -322,7 +328,10 @@ impl Side {
         let by = By::default();
         let (before, ids) = self.shown(true).await;
         let shown = format!("{} | {} | {before}", answers[0].0, answers[1].0);
-        self.queue.pause(None, None, &by).await.unwrap();
+        self.queue
+            .pause(&Scope::Everything, None, &by)
+            .await
+            .unwrap();
         let (mut line, mut others) = (Vec::new(), BTreeSet::new());
         let mut left: Vec<_> = self.held.clone().into_iter().collect();
         left.extend(answers.into_iter().flat_map(|(_, held)| held));
@@ -336,7 +345,7 @@ impl Side {
                     }
                 }
             }
-            let claims = self.queue.claim(&queue::take(HOUR), 9, 9).await.unwrap();
+            let claims = self.queue.claim_of(&queue::take(HOUR), 9, 9).await.unwrap();
             left.extend(claims.events.iter().map(held));
             if !left.is_empty() {
                 continue;
