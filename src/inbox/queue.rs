@@ -132,9 +132,10 @@ pub trait AcceptEvents: Send + Sync + 'static {
 pub trait ClaimEvents: Send + Sync + 'static {
     /// Takes up to `limit` events of several routes that can be taken: they are due, of one of the kinds, not paused, and
     /// first in their lanes. At most `suspects` events that have crashed before come first. Each event is of the route with
-    /// the fewest attempts in progress, those that this call takes included, and then the longest due. An event that waited behind others of its lane is due when it becomes the first one.
+    /// the fewest attempts in progress, including the events of this call, and then the longest due. An event that waited
+    /// behind others of its lane is due when it becomes the first one.
     ///
-    /// Of a route, no more events are taken than [`Share::most`] allows, and those that are left do not count for
+    /// A route gets no more events than [`Share::most`] allows. Its other events do not count for
     /// [`Claims::next_due`].
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.

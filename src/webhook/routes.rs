@@ -18,6 +18,7 @@ use crate::inbox::{Accept, Inbox};
 use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::signature::SignatureLayer;
+use crate::telemetry::Observers;
 
 /// Starts the routes of several senders on one [`Inbox`]: they share its queue, one worker, one drain and one observer.
 /// [`Inbox::routes`] makes it.
@@ -135,8 +136,10 @@ impl Routes {
         settings: Settings,
         route: Arc<Route>,
     ) -> Result<(SignatureLayer, Accept), ConfigError> {
+        // First, so that a route that is refused leaves its name free.
+        let mut signature = settings.clone().signature(Observers::default())?;
         self.insert(&settings)?;
-        let signature = settings.signature(self.inbox.observers().clone())?;
+        signature.config.observers = self.inbox.observers().clone();
         self.signatures.push(signature.clone());
         Ok((signature, self.inbox.accept_at(route)))
     }

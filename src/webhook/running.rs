@@ -54,7 +54,7 @@ impl Running {
     /// 1. The server accepts no more connections, and answers those that it has. The worker of an inbox takes no more
     ///    events at the same time, so that a slow connection does not keep it from stopping.
     /// 2. Attempts in progress end. With a store, those whose client has disconnected are waited for after the server.
-    /// 3. At the limit, what is left is interrupted: connections are closed without an answer, and events are released. The
+    /// 3. At the limit, what is left is interrupted: the server is dropped, and events are released. The
     ///    sender or the next worker tries again.
     ///
     /// `server` gets the future that tells it to stop, for axum's `with_graceful_shutdown` or its like. If the server

@@ -236,6 +236,8 @@ async fn another_sender_brings_limits_of_its_own() {
 async fn routes_of_one_inbox_have_names_of_their_own() {
     let github = || new().sender(Sender::github());
     let mut routes = inbox().routes();
+    let secretless = Webhooks::without_secrets().sender(Sender::github());
+    assert!(routes.accept(secretless).is_err(), "its name stays free");
     routes.accept(github()).unwrap();
     routes
         .accept(github().name("europe".parse().unwrap()))
