@@ -464,10 +464,11 @@ async fn works_behind_an_idempotency_layer() {
 
     let failed = send(&layered, event("a")).await;
     failed.assert_problem(500, "failed");
-    // One attempt, although both are observed.
-    let attempts = notes.take_ends();
-    assert_eq!(attempts.len(), 1, "{attempts:?}");
-    assert!(attempts[0].starts_with("attempt 1 failed inline "));
+    // One attempt, although both have an observer.
+    let ends = notes.take_ends();
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    assert!(ends[0].starts_with("attempt 1 failed inline "), "{ends:?}");
+    assert!(ends[1].starts_with("delivery failed 500 "), "{ends:?}");
     // The layer remembers how often it was tried.
     database.assert(0, 1).await;
     send(&layered, event("a")).await.assert_ok();
@@ -483,8 +484,10 @@ async fn works_behind_an_idempotency_layer() {
 
     notes.take();
     send(&layered, delivery(BODY)).await.assert_ok();
-    let attempts = notes.take_ends();
-    assert_eq!(attempts.len(), 1, "{attempts:?}");
+    let ends = notes.take_ends();
+    assert_eq!(ends.len(), 2, "{ends:?}");
+    assert!(ends[0].starts_with("attempt "), "{ends:?}");
+    assert!(ends[1].starts_with("delivery handled 200 "), "{ends:?}");
 }
 
 #[tokio::test]
