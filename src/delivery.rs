@@ -103,6 +103,8 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
+    /// What its route sets for handlers that make attempts of their own. Only these know more of it.
+    lent: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 #[derive(Clone)]
@@ -158,6 +160,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
+            lent: None,
         };
         Self {
             content: Arc::new(content),
@@ -197,6 +200,18 @@ impl RawDelivery {
     pub fn with_route(mut self, route: RouteName) -> Self {
         Arc::make_mut(&mut self.content).route = route;
         self
+    }
+
+    /// Lends what its route sets to the handler.
+    pub(crate) fn lend_settings(&mut self, lent: &Arc<dyn Any + Send + Sync>) {
+        Arc::make_mut(&mut self.content).lent = Some(Arc::clone(lent));
+    }
+
+    /// Returns what its route lends, if that is a `T`.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn lent<T: Any + Send + Sync>(&self) -> Option<Arc<T>> {
+        let lent = self.content.lent.clone()?;
+        lent.downcast().ok()
     }
 
     /// Returns the name of the route at which it arrived: that of its sender, unless

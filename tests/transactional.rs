@@ -47,12 +47,12 @@ impl AppServer {
 
     /// Those of one process.
     fn transactions(&self) -> Transactions {
-        patient(self.pool.clone())
+        transactions(self.pool.clone())
     }
 
     /// Those of another process.
     async fn others(&self) -> Transactions {
-        patient(connect(&self.server.url(), 4).await)
+        transactions(connect(&self.server.url(), 4).await)
     }
 
     async fn count(&self, sql: &str) -> i64 {
@@ -77,13 +77,23 @@ impl AppServer {
     }
 }
 
-/// With a wait that no slow machine exceeds.
-fn patient(pool: PgPool) -> Transactions {
-    Transactions::new(PostgresStore::new(pool)).in_flight_wait(Duration::from_secs(60))
+fn transactions(pool: PgPool) -> Transactions {
+    Transactions::new(PostgresStore::new(pool))
 }
 
+/// With a wait that no slow machine exceeds.
 fn service(transactions: &Transactions, crm: &TransactionalCrm) -> Signature<EventRouter> {
-    SignatureLayer::new(secret()).layer(crm.router(transactions))
+    service_with(transactions, crm, |route| route)
+}
+
+fn service_with(
+    transactions: &Transactions,
+    crm: &TransactionalCrm,
+    set: impl FnOnce(Webhooks) -> Webhooks,
+) -> Signature<EventRouter> {
+    let route = Webhooks::new(secret()).in_flight_wait(Duration::from_secs(60));
+    let signature = set(route).into_signature_layer().unwrap();
+    signature.layer(crm.router(transactions))
 }
 
 fn event(key: &str) -> Request<Full<Bytes>> {
@@ -131,9 +141,9 @@ async fn failed_run_leaves_nothing() {
         Step::Recover,
     ]);
     let transactions = database.transactions();
-    let short = transactions.clone();
-    let short = short.handler_timeout(Duration::from_secs(2)).unwrap();
-    let (service, short) = (service(&transactions, &crm), service(&short, &crm));
+    let service = service(&transactions, &crm);
+    let limit = Duration::from_secs(2);
+    let short = service_with(&transactions, &crm, |route| route.handler_timeout(limit));
 
     let failed = send(&service, event("a")).await;
     failed.assert_problem(500, "failed");
@@ -166,7 +176,7 @@ async fn failed_run_leaves_nothing() {
 async fn altered_transaction_is_not_committed() {
     let database = AppServer::start().await;
     let one = connect(&database.server.url(), 1).await;
-    let transactions = patient(one);
+    let transactions = transactions(one);
     let crm = TransactionalCrm::new([
         Step::ForgetSavepoint,
         Step::ForgetSavepointAndFail,
@@ -210,8 +220,8 @@ async fn disconnect_cancels_the_run() {
         Step::Execute("SELECT pg_sleep(3600)"),
     ]);
     let limit = Duration::from_secs(3);
-    let transactions = database.transactions().handler_timeout(limit).unwrap();
-    let service = service(&transactions, &crm);
+    let set = |route: Webhooks| route.handler_timeout(limit);
+    let service = service_with(&database.transactions(), &crm, set);
 
     for run in 1..=2 {
         tokio::select! {
@@ -239,7 +249,7 @@ async fn run_can_be_dropped_at_any_point() {
     let database = AppServer::start().await;
     let crm = TransactionalCrm::default();
     let one = connect(&database.server.url(), 1).await;
-    let service = service(&patient(one.clone()), &crm);
+    let service = service(&transactions(one.clone()), &crm);
     one.execute("CREATE TABLE others (id bigserial)")
         .await
         .unwrap();
@@ -350,7 +360,7 @@ async fn duplicate_waits_for_the_outcome() {
         };
         let first = service(&transactions, &crm);
         let second = service(&other, &crm);
-        let impatient = service(&other.in_flight_wait(wait), &crm);
+        let impatient = service_with(&other, &crm, |route| route.in_flight_wait(wait));
 
         let failing = send(&first, event(key));
         let deciding = async {
@@ -389,14 +399,13 @@ async fn duplicate_waits_for_the_outcome() {
 #[tokio::test]
 async fn longest_durations_are_accepted() {
     let database = AppServer::start().await;
-    let transactions = database
-        .transactions()
-        .retention(Duration::MAX)
-        .and_then(|it| it.store_timeout(Duration::MAX))
-        .and_then(|it| it.handler_timeout(Duration::MAX))
-        .unwrap();
     let crm = TransactionalCrm::default();
-    let endless = service(&transactions.in_flight_wait(Duration::MAX), &crm);
+    let endless = service_with(&database.transactions(), &crm, |route| {
+        let route = route.retention(Duration::MAX).store_timeout(Duration::MAX);
+        route
+            .handler_timeout(Duration::MAX)
+            .in_flight_wait(Duration::MAX)
+    });
     send(&endless, event("a")).await.assert_ok();
     send(&endless, event("a")).await.assert_replayed();
     database.assert(1, 1).await;
@@ -408,8 +417,8 @@ async fn zero_wait_does_not_wait() {
     let go = Arc::new(Semaphore::new(0));
     let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     let first = service(&database.transactions(), &crm);
-    let other = database.others().await.in_flight_wait(Duration::ZERO);
-    let second = service(&other, &crm);
+    let other = database.others().await;
+    let second = service_with(&other, &crm, |route| route.in_flight_wait(Duration::ZERO));
 
     let deciding = async {
         crm.running(1).await;
@@ -428,7 +437,10 @@ async fn waiting_duplicates_hold_no_connection() {
     let database = AppServer::start().await;
     let go = Arc::new(Semaphore::new(0));
     let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
-    let service = service(&patient(connect(&database.server.url(), 2).await), &crm);
+    let service = service(
+        &transactions(connect(&database.server.url(), 2).await),
+        &crm,
+    );
 
     let duplicates = async {
         crm.running(1).await;
@@ -455,7 +467,7 @@ async fn works_behind_an_idempotency_layer() {
     let crm = TransactionalCrm::new([Step::Fail, Step::Succeed, Step::Discard]);
     let store = PostgresStore::new(database.pool.clone());
     let notes = Notes::default();
-    let transactions = Transactions::new(store.clone()).observer(notes.clone());
+    let transactions = Transactions::new(store.clone());
     let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
     let layered = Webhooks::new(secret()).store(store).observer(notes.clone());
     let (layered, _) = layered.into_layer().unwrap();
@@ -624,8 +636,8 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
             .unwrap();
         let go = Arc::new(Semaphore::new(0));
         let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
-        let first = service(&patient(pool.clone()), &crm);
-        let second = service(&patient(pool), &crm);
+        let first = service(&transactions(pool.clone()), &crm);
+        let second = service(&transactions(pool), &crm);
 
         let waiting = async {
             crm.running(1).await;
@@ -648,18 +660,17 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
 async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     let mut database = AppServer::start().await;
     let notes = Notes::default();
-    let transactions = database.transactions().observer(notes.clone());
-    let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
-    let service = service(
-        &transactions,
-        &TransactionalCrm::new([
-            Step::Succeed,
-            Step::Fail,
-            Step::Overlook,
-            Step::Discard,
-            Step::Panic,
-        ]),
-    );
+    let crm = TransactionalCrm::new([
+        Step::Succeed,
+        Step::Fail,
+        Step::Overlook,
+        Step::Discard,
+        Step::Panic,
+    ]);
+    let service = service_with(&database.transactions(), &crm, |route| {
+        let route = route.store_timeout(Duration::from_secs(1));
+        route.observer(notes.clone())
+    });
     let begin = [
         "call store acquire: ok",
         "call store begin: ok",
@@ -695,10 +706,11 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
         ),
     ] {
         send(&service, event(key)).await;
-        let (calls, attempts): (Vec<_>, Vec<_>) = notes
-            .take()
-            .into_iter()
-            .partition(|line| line.starts_with("call"));
+        let mut lines = notes.take();
+        let delivery = lines.pop().unwrap();
+        assert!(delivery.starts_with("delivery "), "{delivery}");
+        let (calls, attempts): (Vec<_>, Vec<_>) =
+            lines.into_iter().partition(|line| line.starts_with("call"));
         assert_eq!(calls, [&begin[..], end].concat(), "{key}");
         assert_eq!(attempts.len(), usize::from(attempt.is_some()), "{key}");
         for (line, (outcome, end)) in attempts.iter().zip(attempt) {
@@ -712,9 +724,9 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     send(&service, event("f"))
         .await
         .assert_problem(503, "store-unavailable");
-    let calls = notes.take();
-    let failed = |call: &String| call.starts_with("call store acquire: the store");
-    assert!(calls.last().is_some_and(failed), "{calls:?}");
+    let lines = notes.take();
+    let failed = |line: &String| line.starts_with("call store acquire: the store");
+    assert!(lines.iter().any(failed), "{lines:?}");
 }
 
 #[tokio::test]
@@ -722,9 +734,9 @@ async fn stopped_database_returns_503_until_it_is_back() {
     let mut database = AppServer::start().await;
     let crm = TransactionalCrm::default();
     let transactions = database.transactions();
-    let short = transactions.clone();
-    let short = short.store_timeout(Duration::from_secs(1)).unwrap();
-    let (service, short) = (service(&transactions, &crm), service(&short, &crm));
+    let service = service(&transactions, &crm);
+    let limit = Duration::from_secs(1);
+    let short = service_with(&transactions, &crm, |route| route.store_timeout(limit));
     send(&service, event("a")).await.assert_ok();
 
     for stop in [Stop::Fast, Stop::Immediate] {

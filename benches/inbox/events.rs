@@ -53,6 +53,7 @@ impl Events {
         NewEvent {
             key: Some(EventKey::new("webhook", key.as_bytes(), body.as_bytes())),
             guard: None,
+            rejects_changed_body: false,
             lane: Some(Lane::of_chat(&chat)),
             chat: Some(chat),
             retain: 8 * 24 * Duration::from_secs(3600),

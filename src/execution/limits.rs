@@ -1,9 +1,12 @@
 //! The settings of an attempt: what callers set, what follows from it, and whether it keeps the promises.
 
+use std::any::Any;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
+use crate::telemetry::Observers;
 
 /// The limits of attempts: of the idempotency layer's, of a worker's, and of transactional handlers'.
 #[derive(Clone, Debug)]
@@ -15,8 +18,6 @@ pub(crate) struct Limits {
     pub(crate) in_flight_wait: Duration,
     pub(crate) store_timeout: Duration,
     pub(crate) handler_timeout: Duration,
-    given: Given,
-    defaults: Defaults,
 }
 
 /// What callers set. Everything else follows from the policy and the [`Defaults`].
@@ -39,18 +40,63 @@ pub(crate) struct Defaults {
     pub(crate) lease: Option<fn(&SenderPolicy) -> Duration>,
 }
 
+impl Defaults {
+    /// With a store.
+    pub(crate) const STORE: Self = Self {
+        store_timeout: Duration::from_secs(2),
+        in_flight_wait: Duration::from_secs(5),
+        lease: Some(SenderPolicy::lease),
+    };
+
+    /// With an inbox.
+    pub(crate) const INBOX: Self = Self {
+        store_timeout: Duration::from_secs(2),
+        in_flight_wait: Duration::ZERO,
+        lease: Some(|_| Duration::from_secs(30)),
+    };
+
+    /// Of transactional handlers.
+    pub(crate) const TRANSACTION: Self = Self {
+        store_timeout: Duration::from_secs(10),
+        in_flight_wait: Duration::from_secs(5),
+        lease: None,
+    };
+}
+
 /// A renewal at a third of a shorter lease might be late.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
 /// Longer times are cut. Can be added to any time without an overflow.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
+/// What a route sets for a handler that makes attempts of its own: a transactional one.
+#[cfg_attr(
+    not(feature = "postgres"),
+    expect(dead_code, reason = "no other handler does")
+)]
+#[derive(Debug, Default)]
+pub(crate) struct Lent {
+    pub(crate) given: Given,
+    pub(crate) observers: Observers,
+}
+
+impl Lent {
+    /// For the route's deliveries, which do not know what they carry.
+    pub(crate) fn of(given: Given, observers: Observers) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(Self { given, observers })
+    }
+}
+
 impl Limits {
-    pub(crate) fn new(defaults: Defaults) -> Self {
-        Self::derive(Given::default(), defaults)
+    /// Refuses a combination that would break a promise.
+    pub(crate) fn new(given: &Given, defaults: Defaults) -> Result<Self, ConfigError> {
+        let limits = Self::unchecked(given, defaults);
+        limits.check()?;
+        Ok(limits)
     }
 
-    fn derive(given: Given, defaults: Defaults) -> Self {
+    /// Of what was checked before, or is not given.
+    pub(crate) fn unchecked(given: &Given, defaults: Defaults) -> Self {
         let policy = given.sender_policy.unwrap_or_default();
         let cut = |given: Option<Duration>, default| given.unwrap_or(default).min(LONGEST);
         Self {
@@ -62,26 +108,11 @@ impl Limits {
             in_flight_wait: cut(given.in_flight_wait, defaults.in_flight_wait),
             store_timeout: cut(given.store_timeout, defaults.store_timeout),
             handler_timeout: cut(given.handler_timeout, Duration::from_secs(30)),
-            given,
-            defaults,
         }
     }
 
     pub(crate) fn lease(&self) -> Duration {
         self.lease.unwrap_or_else(|| self.policy.lease())
-    }
-
-    /// Changes what is given to a value that keeps every promise.
-    pub(crate) fn set(&mut self, set: impl FnOnce(&mut Given)) {
-        let mut given = std::mem::take(&mut self.given);
-        set(&mut given);
-        *self = Self::derive(given, self.defaults);
-    }
-
-    /// Changes what is given, and refuses a combination that would break a promise.
-    pub(crate) fn change(&mut self, set: impl FnOnce(&mut Given)) -> Result<(), ConfigError> {
-        self.set(set);
-        self.check()
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -1,12 +1,10 @@
 use std::sync::Arc;
-use std::time::Duration;
 
 use tower_layer::Layer;
 
 use super::rules::Rules;
 use super::service::Idempotency;
-use crate::event::SenderPolicy;
-use crate::execution::{Defaults, Leases, Limits, Runs};
+use crate::execution::{Defaults, Given, Leases, Limits, Runs};
 use crate::store::Store;
 
 /// Deduplicates deliveries: claims the key of an event in a [`Store`] before the inner service runs, and
@@ -22,15 +20,11 @@ pub struct IdempotencyLayer<St> {
 }
 
 impl<St: Store> IdempotencyLayer<St> {
-    /// Remembers keys in `store`, for as long as [`SenderPolicy::default`] requires.
+    /// Remembers keys in `store`, for as long as [`SenderPolicy::default`](crate::SenderPolicy) requires.
     pub fn new(store: St) -> Self {
-        let defaults = Defaults {
-            store_timeout: Duration::from_secs(2),
-            in_flight_wait: Duration::from_secs(5),
-            lease: Some(SenderPolicy::lease),
-        };
+        let limits = Limits::unchecked(&Given::default(), Defaults::STORE);
         Self {
-            leases: Leases::new(store, Limits::new(defaults)),
+            leases: Leases::new(store, limits),
             rules: Rules::default(),
         }
     }

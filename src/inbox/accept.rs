@@ -301,6 +301,7 @@ fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
         chat,
         key,
         guard,
+        rejects_changed_body: route.reject_changed_bodies,
         retain: route.limits.retention,
         dead,
         delivery,

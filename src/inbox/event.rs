@@ -42,6 +42,9 @@ pub struct NewEvent {
     pub key: Option<EventKey>,
     /// The digests of the body and the key, if the body must not have been accepted under another key.
     pub guard: Option<EventKey>,
+    /// Whether a delivery with the key and another body is refused. A queue that accepts an event before it can compare
+    /// bodies, such as a spool, needs it later.
+    pub rejects_changed_body: bool,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
     /// The lane of the event: that [of its chat](Lane::of_chat) at its [route](Lane::at), by which a queue finds the

@@ -106,6 +106,7 @@ impl Process {
             delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
             key: Some(key("inbox")),
             guard: None,
+            rejects_changed_body: false,
             lane: Some(Lane::of_chat(&chat)),
             chat: Some(chat),
             retain: HOUR,

@@ -1,5 +1,6 @@
 //! The settings of a layer and its services.
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -23,6 +24,8 @@ pub(crate) struct Config {
     // All services of the layer share it: a flood is one flood, however many there are.
     pub(super) throttle: Arc<Throttle>,
     pub(crate) observers: Observers,
+    /// What the route lends to its handlers: nothing of a layer with the defaults.
+    pub(crate) lent: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl Config {

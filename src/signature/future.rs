@@ -347,7 +347,10 @@ fn read(
         return reply.map(Read::Challenge);
     }
     let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
-    let delivery = RawDelivery::received(kind, key, body).with_route(config.route.clone());
+    let mut delivery = RawDelivery::received(kind, key, body).with_route(config.route.clone());
+    if let Some(lent) = &config.lent {
+        delivery.lend_settings(lent);
+    }
     span.verified(
         &delivery,
         secret

@@ -54,6 +54,7 @@ impl SignatureLayer {
                 kept: None,
                 throttle: Arc::default(),
                 observers: Observers::default(),
+                lent: None,
             },
         }
     }

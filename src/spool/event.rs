@@ -20,6 +20,7 @@ struct Rest {
     route: String,
     key: Digests,
     guard: Option<Digests>,
+    rejects_changed_body: bool,
     chat: Option<String>,
     retain_seconds: u64,
     dead: Option<Dead>,
@@ -63,6 +64,7 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
         route: event.delivery.route().to_string(),
         key: Digests::of(&key),
         guard: event.guard.as_ref().map(Digests::of),
+        rejects_changed_body: event.rejects_changed_body,
         chat: event.chat.clone(),
         retain_seconds: event.retain.as_secs(),
         dead: event.dead.take().map(|dead| Dead {
@@ -101,6 +103,7 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
         .with_headers(headers),
         key: Some(rest.key.event_key()),
         guard: rest.guard.map(|guard| guard.event_key()),
+        rejects_changed_body: rest.rejects_changed_body,
         chat: rest.chat,
         lane: taken.lane,
         // At least: it begins when the event is forwarded.
@@ -176,6 +179,7 @@ mod tests {
                 delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_route(route.clone()),
                 key: None,
                 guard: None,
+                rejects_changed_body: true,
                 chat: None,
                 lane: None,
                 retain: Duration::from_secs(60),
@@ -186,6 +190,7 @@ mod tests {
             assert!(String::from_utf8_lossy(&line).contains(name));
             let event = unpack(&taken(&packed, &line)).unwrap();
             assert_eq!(event.delivery.route(), &route);
+            assert!(event.rejects_changed_body);
         }
     }
 }

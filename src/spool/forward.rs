@@ -240,7 +240,7 @@ impl Shared {
                     blocks_lane: true,
                 });
             }
-            Accepted::Duplicate { same_body: false } if self.spool.rejects_changed_bodies => (
+            Accepted::Duplicate { same_body: false } if event.rejects_changed_body => (
                 "body-changed",
                 "its key was accepted before with another body, which was unknown while the event was in a spool",
             ),

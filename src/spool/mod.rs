@@ -129,7 +129,6 @@ pub struct Spool {
     limit: u64,
     on_any_disk: bool,
     accept_within: Duration,
-    rejects_changed_bodies: bool,
 }
 
 impl Spool {
@@ -140,7 +139,6 @@ impl Spool {
             limit: 1 << 30,
             on_any_disk: false,
             accept_within: Duration::from_secs(1),
-            rejects_changed_bodies: false,
         }
     }
 
@@ -162,13 +160,6 @@ impl Spool {
     /// should be well below [`Webhooks::store_timeout`](crate::Webhooks::store_timeout), within which the sender gets its answer.
     pub fn accept_within(mut self, limit: Duration) -> Self {
         self.accept_within = limit;
-        self
-    }
-
-    /// Makes an event a dead letter if its key turns out to have another body when it is forwarded. Set it where
-    /// [`Webhooks::reject_changed_bodies`](crate::Webhooks::reject_changed_bodies) is set. By default, a warning is logged.
-    pub fn reject_changed_bodies(mut self) -> Self {
-        self.rejects_changed_bodies = true;
         self
     }
 

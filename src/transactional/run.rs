@@ -10,13 +10,14 @@ use tokio::time::{Instant, timeout_at};
 
 use super::handler::TransactionalHandler;
 use super::transactions::Transactions;
-use super::turns::Turn;
+use super::turns::{Turn, Turns};
 use crate::delivery::{Delivery, RawDelivery};
 use crate::error::BoxError;
 use crate::event::Event;
-use crate::execution::attempt;
+use crate::execution::{Defaults, Lent, Limits, attempt};
 use crate::handler::{Handler, HandlerError, HandlerResult};
 use crate::outcome::Outcome;
+use crate::postgres::PostgresStore;
 use crate::postgres::keys::transaction::{Busy, CommitError, Inserted, TxId};
 use crate::postgres::lease::TransactionalLease;
 use crate::store::{EventKey, Identity, StoreError, StoreErrorKind};
@@ -71,25 +72,25 @@ impl<H> Transactional<H> {
     where
         H: TransactionalHandler<E>,
     {
-        let transactions = &self.transactions;
-        let key = transactions.key(delivery.raw());
-        let _turn = transactions.turn(key.as_ref()).await?;
+        let run = &Run::new(&self.transactions, delivery.raw());
+        let key = run.key(delivery.raw());
+        let _turn = run.turn(key.as_ref()).await?;
         // Before a connection is held: it may take one for a moment.
-        let lease = transactions.lease(delivery.raw()).await?;
+        let lease = run.lease(delivery.raw()).await?;
         let is_from_inbox = delivery.accepted_at().is_some();
 
-        let mut busy = transactions.connection().await?;
-        let mut transaction = transactions.begin(&mut busy.connection).await?;
-        let begun = match transactions.insert(&mut transaction, key.as_ref()).await {
+        let mut busy = run.connection().await?;
+        let mut transaction = run.begin(&mut busy.connection).await?;
+        let begun = match run.insert(&mut transaction, key.as_ref()).await {
             Ok(begun) => begun,
             // It was handled before, and a person asked for it again. Its lease is what keeps it from running twice.
             Err(Outcome::Replayed) if delivery.is_redriven() && lease.is_some() => {
-                transactions.roll_back(transaction).await?;
-                transaction = transactions.begin(&mut busy.connection).await?;
-                transactions.insert(&mut transaction, None).await?
+                run.roll_back(transaction).await?;
+                transaction = run.begin(&mut busy.connection).await?;
+                run.insert(&mut transaction, None).await?
             }
             Err(outcome @ (Outcome::Replayed | Outcome::InFlight { .. })) => {
-                if transactions.roll_back(transaction).await.is_ok() {
+                if run.roll_back(transaction).await.is_ok() {
                     busy.give_back();
                 }
                 return Err(outcome);
@@ -98,8 +99,8 @@ impl<H> Transactional<H> {
             Err(outcome) => return Err(outcome),
         };
 
-        let observed = transactions.watch(delivery.raw());
-        let limit = transactions.limits.handler_timeout;
+        let observed = run.watch(delivery.raw());
+        let limit = run.limits.handler_timeout;
         let handling = self.handler.handle(delivery, &mut transaction);
         let handled = attempt(handling, limit, pending()).await;
         *watch = Some(observed.stop());
@@ -107,7 +108,7 @@ impl<H> Transactional<H> {
         match &handled {
             Ok(()) => {
                 let lease = lease.as_deref();
-                transactions.commit(transaction, &begun, lease).await?;
+                run.commit(transaction, &begun, lease).await?;
                 if busy.connection.is_in_transaction() {
                     return Err(Outcome::failed(CommitError::EndedBefore));
                 }
@@ -117,13 +118,11 @@ impl<H> Transactional<H> {
             }
             // An inbox records it, and its event can be redriven.
             Err(error) if error.is_discard() && !is_from_inbox => {
-                transactions.roll_back(transaction).await?;
-                transactions
-                    .record(&mut busy.connection, key.as_ref())
-                    .await?;
+                run.roll_back(transaction).await?;
+                run.record(&mut busy.connection, key.as_ref()).await?;
             }
             // At once, so that the key is free before the platform gets its answer.
-            Err(_) => match transactions.roll_back(transaction).await {
+            Err(_) => match run.roll_back(transaction).await {
                 Ok(()) => {}
                 Err(_) => return Ok(handled),
             },
@@ -144,7 +143,26 @@ pub(super) struct ClaimKey {
 }
 
 /// The steps of a run, each within its time limit.
-impl Transactions {
+struct Run<'a> {
+    store: &'a PostgresStore,
+    turns: &'a Turns,
+    limits: Limits,
+    observers: Observers,
+}
+
+impl<'a> Run<'a> {
+    fn new(transactions: &'a Transactions, delivery: &RawDelivery) -> Self {
+        let lent = delivery.lent::<Lent>().unwrap_or_default();
+        Self {
+            store: &transactions.store,
+            turns: &transactions.turns,
+            limits: Limits::unchecked(&lent.given, Defaults::TRANSACTION),
+            observers: lent.observers.clone(),
+        }
+    }
+}
+
+impl Run<'_> {
     /// Observes an attempt that no layer and no worker makes.
     fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
         let observers = match delivery.is_reported() {

@@ -13,11 +13,11 @@ use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::execution::{Given, Limits};
+use crate::execution::{Defaults, Given, Lent, Limits};
 use crate::idempotency::{Idempotency, IdempotencyLayer, Rules};
 use crate::inbox::Inbox;
 use crate::inbox::lane::{ChatOf, LaneOf};
-use crate::inbox::route::{DEFAULTS, Route};
+use crate::inbox::route::Route;
 use crate::inbox::worker::{Handler, handler};
 #[cfg(feature = "moka")]
 use crate::memory::MokaStore;
@@ -324,7 +324,7 @@ impl<T> Webhooks<T> {
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
     /// inbox. It is renewed whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer than
-    /// [`in_flight_wait`](Webhooks::in_flight_wait).
+    /// [`in_flight_wait`](Self::in_flight_wait).
     ///
     /// The claim of a handler that blocks its thread is renewed as long as the runtime has another thread that is idle.
     pub fn lease(mut self, lease: Duration) -> Self {
@@ -347,6 +347,14 @@ impl<T> Webhooks<T> {
     /// the next attempt.
     pub fn handler_timeout(mut self, timeout: Duration) -> Self {
         self.route.given.handler_timeout = Some(timeout);
+        self
+    }
+
+    /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5 seconds by
+    /// default, and shorter than the [`lease`](Self::lease). Zero does not wait; a transactional handler then waits at most
+    /// 100 ms, and only for another process. An inbox answers duplicates at once.
+    pub fn in_flight_wait(mut self, wait: Duration) -> Self {
+        self.route.given.in_flight_wait = Some(wait);
         self
     }
 
@@ -406,7 +414,7 @@ impl<T> Webhooks<T> {
 /// # Verification alone
 impl Webhooks {
     /// Returns the layer that verifies, for handlers that recognise duplicates themselves, such as `transactional` ones.
-    /// Settings of keys and of handlers have no effect.
+    /// These alone follow the settings of keys and of handlers.
     ///
     /// ```
     /// # use tower::Layer;
@@ -423,9 +431,11 @@ impl Webhooks {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NoSecrets`], and [`ConfigError::Sender`] when a secret is not written as this sender writes its
+    /// [`ConfigError::NoSecrets`], a limit of zero, a [`retention`](Self::retention) that is too short, and
+    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its
     /// secrets, or the token of its challenges is missing.
     pub fn into_signature_layer(self) -> Result<SignatureLayer, ConfigError> {
+        Limits::new(&self.route.given, Defaults::TRANSACTION)?;
         let observers = self.route.observers.clone();
         self.route.signature(observers)
     }
@@ -458,13 +468,6 @@ impl Webhooks {
 
 /// # With a store
 impl<St: Store> Webhooks<IdempotencyLayer<St>> {
-    /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5 seconds by
-    /// default, and shorter than the [`lease`](Self::lease). Zero does not wait.
-    pub fn in_flight_wait(mut self, wait: Duration) -> Self {
-        self.route.given.in_flight_wait = Some(wait);
-        self
-    }
-
     /// Handles events **without deduplication** while the store fails, instead of answering 503. An event may then be
     /// handled several times, even concurrently.
     pub fn dangerously_handle_without_store(mut self) -> Self {
@@ -544,7 +547,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
             observers,
             ..
         } = self.route.clone();
-        idempotency.leases.limits.change(|it| *it = given)?;
+        idempotency.leases.limits = Limits::new(&given, Defaults::STORE)?;
         idempotency.leases.observers = observers.clone();
         idempotency.rules = rules;
         idempotency.rules.replay_guard |= self.route.sender.needs_replay_guard();
@@ -600,11 +603,10 @@ impl Settings {
 
     /// What an inbox and its worker know of the route.
     pub(super) fn route(&self) -> Result<Route, ConfigError> {
-        let mut limits = Limits::new(DEFAULTS);
-        limits.change(|given| *given = self.given.clone())?;
         Ok(Route {
             name: self.name(),
-            limits,
+            limits: Limits::new(&self.given, Defaults::INBOX)?,
+            given: self.given.clone(),
             lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
             reject_changed_bodies: self.rules.reject_changed_bodies,
             replay_guard: self.rules.replay_guard || self.sender.needs_replay_guard(),
@@ -616,6 +618,7 @@ impl Settings {
         let name = self.name();
         let signature = self.signature.ok_or(ConfigError::NoSecrets)?;
         let mut signature = signature.at(name, self.sender)?;
+        signature.config.lent = Some(Lent::of(self.given, observers.clone()));
         signature.config.observers = observers;
         Ok(signature)
     }

@@ -197,6 +197,23 @@ async fn limits_are_compared_to_the_nanosecond() {
     new().handler_timeout(Duration::MAX).started().unwrap();
 }
 
+/// Transactional handlers follow them.
+#[test]
+fn verification_alone_checks_the_limits() {
+    let refused = |webhooks: Webhooks| webhooks.into_signature_layer().unwrap_err();
+    let error = refused(new().retention(7 * DAY));
+    assert!(matches!(error, ConfigError::RetentionTooShort { .. }));
+    for error in [
+        refused(new().store_timeout(Duration::ZERO)),
+        refused(new().handler_timeout(Duration::ZERO)),
+    ] {
+        assert!(matches!(error, ConfigError::Zero(_)));
+    }
+    // It needs no lease, so that the wait has no limit.
+    let patient = new().in_flight_wait(Duration::MAX);
+    let _ = patient.into_signature_layer().unwrap();
+}
+
 #[tokio::test]
 async fn another_sender_brings_limits_of_its_own() {
     let policy = SenderPolicy {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor};
+use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
@@ -19,13 +19,14 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::transactional::Transactions;
 use tower_webhook::{
-    EventRouter, IdempotencyKey, Outcome, RawDelivery, Running, SignatureLayer, Webhooks,
+    Delivery, EventRouter, IdempotencyKey, Outcome, RawDelivery, Running, SignatureLayer, Webhooks,
 };
 
 use support::database::{Database, count};
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::{Work, Works};
 use support::net::cutting_proxy;
+use support::observer::Notes;
 use support::queue::Calls;
 use support::transactional::{Step, TransactionalCrm, create_effects};
 use support::{MINUTE, SECOND, eventually};
@@ -139,6 +140,35 @@ async fn effect_and_settlement_are_one_commit() {
     assert_eq!(app.handled().await, (4, 4));
     end(worker).await;
     assert_eq!(crm.runs(), 4);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn transaction_follows_the_settings_of_its_route() {
+    let app = App::start().await;
+    let notes = Notes::default();
+    let handler = transactions(&app.pool).handler(
+        async |chat: Delivery<ChatRated>, db: &mut PgConnection| {
+            sqlx::query("INSERT INTO effects (chat, n) SELECT $1, 1 WHERE current_setting('statement_timeout') = '7s'")
+                .bind(chat.payload.id)
+                .execute(db)
+                .await?;
+            Ok(())
+        },
+    );
+    let work = app.inbox.work(EventRouter::new().on::<ChatRated>(handler));
+    let worker = work
+        .handler_timeout(7 * SECOND)
+        .route(|route| route.observer(notes.clone()))
+        .spawn();
+    app.accept("a").await;
+    app.becomes(1, EventState::Handled).await;
+    end(worker).await;
+    assert_eq!(app.effects().await, 1);
+    let lines = notes.take();
+    assert!(
+        lines.iter().any(|line| line == "call store commit: ok"),
+        "{lines:?}"
+    );
 }
 
 /// Also with one router for both.

@@ -413,7 +413,7 @@ async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_hand
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
     let set = |webhooks: Webhooks| webhooks.reject_changed_bodies().replay_guard();
-    let desk = Desk::with(set, Spool::reject_changed_bodies).await;
+    let desk = Desk::with(set, |spool| spool).await;
     let of = |key: &str, n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key(key);
     assert_eq!(desk.send(of("first", 1)).await, 200);
     desk.handled(1).await;
@@ -439,12 +439,12 @@ async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
 async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
     let of = |n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key("key");
     for rejects in [false, true] {
-        let set_spool = |spool: Spool| match rejects {
-            true => spool.reject_changed_bodies(),
-            false => spool,
+        let set = |webhooks: Webhooks| match rejects {
+            true => webhooks.reject_changed_bodies(),
+            false => webhooks,
         };
         let log = Log::capture(Level::WARN);
-        let desk = Desk::with(|webhooks| webhooks, set_spool).await;
+        let desk = Desk::with(set, |spool| spool).await;
         assert_eq!(desk.send(of(1)).await, 200);
         desk.remote.down(true);
         assert_eq!(desk.send(of(2)).await, 200);

@@ -154,6 +154,7 @@ pub fn new_event(kind: EventKind, body: impl Into<Bytes>) -> NewEvent {
         delivery: RawDelivery::new(kind, body),
         key: None,
         guard: None,
+        rejects_changed_body: false,
         chat: None,
         lane: None,
         retain: 8 * DAY,

@@ -219,7 +219,7 @@ async fn spooled(
     routes: Vec<Route>,
     server: Box<PgConnectOptions>,
 ) -> anyhow::Result<Built> {
-    let (kept, secrets) = (&setup.args.kept, &setup.args.secrets);
+    let kept = &setup.args.kept;
     anyhow::ensure!(
         built.handling.spools.is_empty(),
         "`--spool` is for one database: run a receiver for each one"
@@ -228,9 +228,6 @@ async fn spooled(
     spool = spool.limit(kept.spool_limit);
     if kept.spool_on_any_disk {
         spool = spool.on_any_disk();
-    }
-    if secrets.reject_changed_bodies {
-        spool = spool.reject_changed_bodies();
     }
     let queue = crate::store::postgres_queue_or_later(server).await?;
     let queue = spool.open(queue).await?;

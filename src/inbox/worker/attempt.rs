@@ -200,6 +200,7 @@ impl Pool {
         }
         let mut delivery = event.delivery.clone();
         delivery.begin_attempt(None);
+        delivery.lend_settings(&place.lent);
         let lease = delivery.lease();
         let cut = async {
             let outcome = held.ended().await;

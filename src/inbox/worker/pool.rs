@@ -1,5 +1,6 @@
 //! The state of a worker, which its tasks share.
 
+use std::any::Any;
 use std::future::poll_fn;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,7 +21,7 @@ use super::leases::HeldLeases;
 use super::suspects::Suspects;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::execution::{Clocks, Limits};
+use crate::execution::{Clocks, Lent, Limits};
 use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::RouteName;
@@ -112,6 +113,7 @@ pub(crate) type Handled = (Arc<Route>, Handler);
 pub(super) struct Place {
     pub(super) route: Arc<Route>,
     pub(super) handler: Handler,
+    pub(super) lent: Arc<dyn Any + Send + Sync>,
     /// The kinds to take now, without those that are tripped.
     take: Mutex<Arc<Take>>,
     /// The number of attempts in progress.
@@ -177,6 +179,7 @@ impl Pool {
                     lease: route.limits.lease(),
                     kinds: rules.kinds(&route.name),
                 })),
+                lent: Lent::of(route.given.clone(), shared.observers().clone()),
                 route,
                 handler,
                 busy: Arc::default(),

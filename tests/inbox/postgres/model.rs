@@ -113,6 +113,7 @@ impl Random {
                 .as_ref()
                 .map(|key| EventKey::new("", key.as_bytes(), body.as_bytes())),
             guard,
+            rejects_changed_body: false,
             lane: lane.map(|lane| lane.at(&route)),
             delivery: RawDelivery::new(self.pick(&KINDS), body)
                 .with_route(route)

@@ -79,6 +79,7 @@ fn event(lane: i64) -> NewEvent {
         delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}"),
         key: None,
         guard: None,
+        rejects_changed_body: false,
         chat: Some(format!("chat-{lane}")),
         lane: Some(Lane(lane)),
         retain: 8 * DAY,
