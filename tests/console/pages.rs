@@ -15,7 +15,9 @@ use tower::ServiceExt;
 use tower_webhook::inbox::{EventId, Filter, Inbox, Page, Retry};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
-use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Receiver, Webhooks};
+use tower_webhook::{
+    EventKind, EventRouter, HandlerError, RawDelivery, Receiver, Sender, Webhooks,
+};
 use tower_webhook_console::Console;
 
 use support::Ready;
@@ -26,6 +28,23 @@ use support::queue::{Calls, FaultyQueue, take};
 use support::{DAY, SECOND};
 
 use super::{four_events, get, post};
+
+#[tokio::test(start_paused = true)]
+async fn route_from_which_a_worker_has_got_nothing_is_a_warning() {
+    let inbox = inbox();
+    let mut routes = inbox.routes();
+    for sender in [Sender::github(), Sender::slack()] {
+        let route = Webhooks::without_secrets().sender(sender);
+        routes.handle(route, EventRouter::new()).unwrap();
+    }
+    let _running = routes.start().unwrap();
+    let app = Console::new().inbox(inbox).router();
+    get(&app, "/").await.shows("All is well");
+    sleep(601 * SECOND).await;
+    get(&app, "/")
+        .await
+        .shows(r#"<b>Warning: </b>The worker of this process has had no event of <b>github</b> and <b>slack</b> since"#);
+}
 
 #[tokio::test(start_paused = true)]
 async fn chats_that_lack_an_event_are_shown() {

@@ -119,6 +119,7 @@ pub(super) fn causes(
     .flatten()
     .collect();
     causes.extend(stats.into_iter().flat_map(|stats| unattended(view, stats)));
+    causes.extend(idle(view));
     // The sort is stable, so the list above decides which cause of a level is the first sentence.
     causes.sort_by_key(|cause| Reverse(cause.level));
     causes
@@ -333,7 +334,7 @@ fn dead(view: &View, stats: &Stats) -> Option<Cause> {
 
 /// Event types of which no attempt was made for long, though nothing keeps them from it.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
-    let unattended = stats.unattended();
+    let unattended = nobodys(view, stats);
     // An attempt in progress or a failed one shows that a worker takes the type.
     let waits = |it: &&KindStats| {
         it.waiting > 0
@@ -353,7 +354,14 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
     (!stats.is_paused()).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
 }
 
-/// Routes whose events wait although a worker could have begun them.
+/// Routes whose events wait although a worker could have begun them, and how many wait.
+fn nobodys(view: &View, stats: &Stats) -> Vec<(RouteName, u64)> {
+    let mut routes = stats.unattended();
+    let inbox = view.console.inbox.as_ref();
+    routes.retain(|(route, _)| inbox.is_none_or(|inbox| !inbox.handles(route)));
+    routes
+}
+
 fn unattended(view: &View, stats: &Stats) -> Vec<Cause> {
     let cause = |(route, waiting): (RouteName, u64)| {
         let text = html! {
@@ -366,7 +374,17 @@ fn unattended(view: &View, stats: &Stats) -> Vec<Cause> {
         let query = [("state", "waiting"), ("route", route.as_str())];
         Cause::new(Level::Critical, text).link(view.events(&query), "Waiting events")
     };
-    stats.unattended().into_iter().map(cause).collect()
+    nobodys(view, stats).into_iter().map(cause).collect()
+}
+
+/// Routes of which this worker should get events from another process, and has got none.
+fn idle(view: &View) -> Option<Cause> {
+    let routes = view.console.inbox.as_ref()?.idle_routes();
+    let text = html! {
+        "The worker of this process has had no event of " (names(routes.iter().map(ToString::to_string)))
+        " since it was started: check that another process accepts these deliveries, under the same name."
+    };
+    (!routes.is_empty()).then(|| Cause::new(Level::Warning, text))
 }
 
 fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
