@@ -180,7 +180,7 @@ impl<T: Into<EventType>> From<T> for Scope {
     }
 }
 
-/// Empty for everything, and the name of a route with a slash, or an event type.
+/// The empty text is everything, a name with a slash is a route, and any other text is an event type.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

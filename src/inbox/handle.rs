@@ -231,7 +231,7 @@ impl Inbox {
     ///
     /// The events of a chat, and the event of a key, are found by an index. A key is looked up at the filter's routes, at the
     /// chat platform's, and at those of the receivers and workers that were made from a clone of this inbox. At each, it finds
-    /// one event: the last one that was accepted with it.
+    /// one event: the last accepted one.
     ///
     /// # Errors
     ///
@@ -480,7 +480,7 @@ impl Inbox {
             .await
     }
 
-    /// Whether a worker of this process handles a route. Another process may handle those that this one does not.
+    /// Whether a worker of this process handles a route. Another process may handle the other routes.
     #[must_use]
     pub fn handles(&self, route: &RouteName) -> bool {
         self.shared.workers.handle(route)

@@ -202,7 +202,7 @@ impl Tags {
 pub(crate) enum Tag {
     Sha256([u8; 32]),
     Sha1([u8; 20]),
-    /// That of a private key, which is slow to verify all the same.
+    /// Of a private key. It is slow to verify anyway, so that the allocation does not count.
     Long(Box<[u8]>),
 }
 

@@ -1,4 +1,4 @@
-//! The tags of a body under every secret of a set, compared with those that a request claims.
+//! The tags of a body under every secret of a set, compared with the tags that a request claims.
 
 use std::slice;
 use std::sync::Arc;

@@ -907,18 +907,21 @@ async fn a_type_is_silent_although_its_kind_arrives_at_another_route() {
     watch.abort();
 }
 
-#[tokio::test(start_paused = true)]
-async fn problems_and_minutes_are_kept_by_route() {
-    let recent = Recent::new();
-    let own = Webhooks::new(secret())
-        .observer(recent.clone())
-        .into_signature_layer()
-        .unwrap();
+/// One delivery fails at the chat platform's route, and two at GitHub's.
+async fn fail_at_two_routes(observer: impl Observer + Clone) {
+    let own = Webhooks::new(secret()).observer(observer.clone());
+    let own = own.into_signature_layer().unwrap();
     send(&own.layer(router([Step::Fail])), delivery(BODY)).await;
-    let other = github(recent.clone(), Sender::github().policy());
+    let other = github(observer, Sender::github().policy());
     for _ in 0..2 {
         send(&other, from_github()).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn problems_and_minutes_are_kept_by_route() {
+    let recent = Recent::new();
+    fail_at_two_routes(recent.clone()).await;
     let problems = recent.problems().into_iter();
     let mut problems: Vec<_> = problems
         .map(|it| (it.route.to_string(), it.kind, it.count))
@@ -956,15 +959,7 @@ async fn metrics_are_recorded_by_route() {
     let _guard = metrics::set_default_local_recorder(&recorder);
     let budget = FailureBudget::new();
     let observer = std::sync::Arc::new((Metrics::new(), budget.clone()));
-    let own = Webhooks::new(secret())
-        .observer(observer.clone())
-        .into_signature_layer()
-        .unwrap();
-    send(&own.layer(router([Step::Fail])), delivery(BODY)).await;
-    let other = github(observer.clone(), Sender::github().policy());
-    for _ in 0..2 {
-        send(&other, from_github()).await;
-    }
+    fail_at_two_routes(observer.clone()).await;
     let unsigned = Webhooks::new(secret()).sender(Sender::github());
     let unsigned = unsigned.observer(observer).into_signature_layer().unwrap();
     send(&unsigned.layer(router([])), from_github()).await;

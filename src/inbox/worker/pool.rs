@@ -114,7 +114,7 @@ pub(super) struct Place {
     pub(super) route: Arc<Route>,
     pub(super) handler: Handler,
     pub(super) lent: Arc<dyn Any + Send + Sync>,
-    /// The kinds to take now, without those that are tripped.
+    /// The kinds to take now. A tripped kind is left out.
     take: Mutex<Arc<Take>>,
     /// The number of attempts in progress.
     busy: Arc<AtomicUsize>,

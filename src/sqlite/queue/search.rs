@@ -250,7 +250,7 @@ fn within_window(
     Ok((events, seen))
 }
 
-/// The one that is selected, if it is one. Several are compared where the events are read.
+/// The selected value, if there is exactly one. Several are compared where the events are read.
 fn one<T>(selected: &[T]) -> Option<&T> {
     match selected {
         [one] => Some(one),

@@ -116,7 +116,7 @@ pub(in super::super) fn overview(
     view.page("Overview", "/", &content)
 }
 
-/// The event types that have a row, and the number of those that have none.
+/// The event types that have a row, and how many more there are.
 fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, usize) {
     let Observed {
         spent,
@@ -322,7 +322,7 @@ fn counts(view: &View, row: &Row<'_>) -> Markup {
     }
 }
 
-/// The sums of all event types, also of those that are not shown.
+/// The sums of all event types, with and without a row.
 fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     html! {
         tr {
