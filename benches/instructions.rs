@@ -336,11 +336,11 @@ fn spooled() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::inbox(args = (), setup = inbox, config = at_most(106_300))]
+#[bench::inbox(args = (), setup = inbox, config = at_most(108_600))]
 #[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(14_600))]
 #[bench::accept_spooled(args = (), setup = spooled, config = at_most(16_060))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
-#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_200))]
+#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_460))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]
 #[bench::accept_postgres(args = (postgres()), setup = accepting, config = at_most(91_500))]
 #[bench::handle_postgres(args = (postgres()), setup = handling, config = at_most(86_500))]
