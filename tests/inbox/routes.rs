@@ -322,6 +322,35 @@ async fn a_slow_route_leaves_a_place_to_others() {
     on_every_queue!(rule);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backlog_does_not_wait_for_polls() {
+    async fn rule<H: Harness>(harness: &H) {
+        let set = |worker: Worker| worker.concurrency(4).poll_every(60 * MINUTE);
+        for places in [&[github()][..], &[github(), europe()]] {
+            let inbox = opened(harness, set).await;
+            let accepting = Inbox::new(harness.open().await);
+            for place in places {
+                let service = accepting.routes().accept(place.webhooks()).unwrap();
+                for n in 0..40 {
+                    let event = place.event(&format!("{}-{n}", places.len()), &n.to_string(), "");
+                    send(&service, event).await.assert_ok();
+                }
+            }
+            let desk = Desk::new();
+            let mut routes = inbox.routes();
+            for place in places {
+                routes
+                    .handle(place.without_secrets(), desk.router())
+                    .unwrap();
+            }
+            let running = routes.start().unwrap();
+            eventually("all events", async || desk.attempts() == 40 * places.len()).await;
+            running.drain(SECOND).await.unwrap();
+        }
+    }
+    on_every_queue!(rule);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_route_has_all_places_while_the_others_are_silent() {
     let inbox = opened(&MemoryQueue::new(), |worker| worker.concurrency(4)).await;

@@ -46,7 +46,7 @@ pub(super) struct Pool {
     pub(super) trips: Mutex<Trips>,
     pub(super) has_trips: AtomicBool,
     pub(super) permits: Arc<Semaphore>,
-    /// Whether the last claim left events of a route, which had as many attempts as it may have.
+    /// Whether the last claim may have left events of a route, because it has as many attempts as it may have.
     pub(super) is_capped: AtomicBool,
     /// Whether this process has accepted an event for the worker since the last claim.
     pub(super) accepts: AtomicBool,

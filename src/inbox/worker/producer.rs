@@ -133,7 +133,8 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     *lock(&pool.plan) = None;
     let asked = Instant::now();
     let shares = pool.shares();
-    let (attempts, next_due) = pool.claim(&shares, permits.num_permits()).await?;
+    let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
+    pool.is_capped.store(!full.is_empty(), Ordering::Relaxed);
     for attempt in attempts {
         if let Some(permit) = permits.split(1) {
             start(attempt, permit);
@@ -142,14 +143,18 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
-    let rules = pool.rules();
-    let is_capped =
-        pool.routes.len() > 1 && (pool.routes.iter()).any(|place| place.busy() >= pool.most(place));
-    // The end of an attempt makes room, and so does a minute in which the other routes have no event.
-    pool.is_capped.store(is_capped, Ordering::Relaxed);
-    if pool.shared.queue.is_shared || is_capped {
+    // The end of an attempt makes room, also if it came before the cap was noted.
+    if full
+        .iter()
+        .any(|at| pool.routes[*at].busy() < shares[*at].most)
+    {
+        pool.ask_now();
+    }
+    // So does a minute in which the other routes have no event.
+    let has_waiting = pool.routes.len() > 1 && !full.is_empty();
+    if pool.shared.queue.is_shared || has_waiting {
         let jitter = 0.75 + fastrand::f64() / 2.0;
-        pool.ask_at(asked + rules.poll_every.mul_f64(jitter));
+        pool.ask_at(asked + pool.rules().poll_every.mul_f64(jitter));
     }
     Ok(())
 }
@@ -170,12 +175,13 @@ impl Pool {
         })
     }
 
-    /// Takes events that may begin now, and returns the time until another one is due.
+    /// Takes events that may begin now, and returns the time until another one is due. The queue may have more events of the
+    /// last ones, routes that have as many attempts as they may have: it does not count those as due.
     async fn claim(
         self: &Arc<Self>,
         of: &[Share],
         limit: usize,
-    ) -> Result<(Vec<Attempt>, Option<Duration>), StoreError> {
+    ) -> Result<(Vec<Attempt>, Option<Duration>, Vec<usize>), StoreError> {
         let asked = Instant::now();
         // Read before the claim, since the next event of a lane may be a suspect, too.
         let suspects = lock(&self.suspects).room(self.rules());
@@ -184,6 +190,15 @@ impl Pool {
             .shared
             .call_within(self.shortest_lease(), "claim", claim);
         let claims = claims.await?;
+        let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
+        for event in &claims.events {
+            let route = event.delivery.route();
+            if let Some(at) = of.iter().position(|it| it.take.kinds.route == *route) {
+                busy[at] += 1;
+            }
+        }
+        let full = (0..of.len()).filter(|at| busy[*at] >= of[*at].most);
+        let full = full.collect();
         let mut attempts = Vec::with_capacity(claims.events.len());
         for event in claims.events {
             attempts.extend(self.admit(event, asked).await);
@@ -191,7 +206,7 @@ impl Pool {
         if suspects < lock(&self.suspects).room(self.rules()) {
             self.ask_now();
         }
-        Ok((attempts, claims.next_due))
+        Ok((attempts, claims.next_due, full))
     }
 }
 
