@@ -202,7 +202,7 @@ impl Tags {
 pub(crate) enum Tag {
     Sha256([u8; 32]),
     Sha1([u8; 20]),
-    /// Of a private key. It is slow to verify anyway, so that the allocation does not count.
+    /// A signature made with a private key. Verifying one takes so long that the allocation does not matter.
     Long(Box<[u8]>),
 }
 

@@ -80,7 +80,7 @@ struct Shared {
 
 #[derive(Debug, Default)]
 struct State {
-    /// The requests without a kind are those that ended before their body was verified.
+    /// Requests that ended before their body was verified have no kind.
     hours: BTreeMap<Of, Hour>,
     /// The failures that other processes have counted, and this one before its start, by the database of an inbox.
     others: BTreeMap<Other, u32>,

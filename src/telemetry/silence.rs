@@ -17,7 +17,7 @@ use crate::sender::Sender;
 /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)) looks like one without events.
 ///
 /// It is an [`Observer`]. [`watch`](Self::watch) logs an error when an event type becomes silent, and [`silent`](Self::silent)
-/// returns those that are. Clones share what they have seen, which does not outlast the process. The
+/// returns all silent types. Clones share what they have seen until the process ends. The
 /// [alert `WebhookSilent`](crate::docs::troubleshooting#webhooksilent) outlasts restarts, and combines several receivers.
 ///
 /// ```

@@ -48,7 +48,8 @@ use crate::telemetry::Observers;
 /// # }
 /// ```
 ///
-/// A process that only accepts calls [`accept`](Self::accept), and one that only handles, [`handle`](Self::handle).
+/// A process that only accepts events calls [`accept`](Self::accept). One that only handles them calls
+/// [`handle`](Self::handle).
 ///
 /// No route takes the last quarter of the worker's [slots](crate::inbox::Worker::concurrency), at least one, while another
 /// one had an event in the last minute. A slot that becomes free goes to the route with due events that has the fewest

@@ -13,7 +13,6 @@ use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresQueue;
 use crate::postgres::tests::{Database, execute};
 use crate::route::{EventType, RouteName, Scope};
-use crate::telemetry::{Count, CountsOf, Series, minute_of};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -359,31 +358,4 @@ async fn events_are_found_by_route_and_chats_at_all_routes() {
     assert!(none.is_empty());
     let forgotten = desk.queue.forget.forget("chat", None, &By::default()).await;
     assert_eq!(forgotten.unwrap().bodies, 4);
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn counts_are_kept_by_route() {
-    let desk = Desk::open().await;
-    let queue = &desk.queue.count;
-    let now = minute_of(queue.note_counts(&[]).await.unwrap());
-    let count = |name: &str, kind: Option<EventKind>| Count {
-        process: 1,
-        route: route(name),
-        kind,
-        ..Count::new(Series::Refused, now, 1)
-    };
-    let noted = [
-        count("chat-platform", None),
-        count("chat-platform", Some(EventKind::CHAT_RATED)),
-        count("crm", None),
-        count("crm", Some(EventKind::CHAT_RATED)),
-    ];
-    queue.note_counts(&noted).await.unwrap();
-    let of = CountsOf::new([Series::Refused], now..now + 1);
-    let found = queue.counts(&of).await.unwrap();
-    let found: Vec<_> = found.iter().map(|count| count.of().to_string()).collect();
-    assert_eq!(
-        found,
-        ["chat-platform/", "chat-rated", "crm/", "crm/chat-rated"]
-    );
 }

@@ -1,7 +1,6 @@
 //! Several routes in one file.
 
 use super::*;
-use crate::telemetry::{Count, CountsOf, Series, minute_of};
 
 fn route(name: &str) -> RouteName {
     name.parse().unwrap()
@@ -238,35 +237,4 @@ async fn a_kind_of_one_name_at_two_routes_is_two_types() {
     }
     let record = queue.get(EventId(crm)).await.unwrap().unwrap();
     assert_eq!(record.summary.route, route("crm"));
-}
-
-#[tokio::test]
-async fn counts_are_kept_by_route() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    let now = minute_of(queue.note_counts(&[]).await.unwrap());
-    let count = |name: &str, kind: Option<EventKind>| Count {
-        process: 1,
-        route: route(name),
-        kind,
-        ..Count::new(Series::Refused, now, 1)
-    };
-    let noted = [
-        count("chat-platform", None),
-        count("chat-platform", Some(EventKind::CHAT_RATED)),
-        count("crm", None),
-        count("crm", Some(EventKind::CHAT_RATED)),
-    ];
-    queue.note_counts(&noted).await.unwrap();
-    let of = CountsOf::new([Series::Refused], now..now + 1);
-    let counts = queue.counts(&of).await.unwrap();
-    let mut found: Vec<_> = counts
-        .into_iter()
-        .map(|count| count.of().to_string())
-        .collect();
-    found.sort_unstable();
-    assert_eq!(
-        found,
-        ["chat-platform/", "chat-rated", "crm/", "crm/chat-rated"]
-    );
 }
