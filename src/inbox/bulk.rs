@@ -238,7 +238,7 @@ impl Inbox {
         let first = self.list(&Filter::default(), first).await?;
         let oldest = first.events.first().map(|event| event.id);
         let mut selection = Selection {
-            filter: filter.clone(),
+            filter: filter.of_stored().into_owned(),
             seen,
             matched: 0,
             is_more: false,
