@@ -7,6 +7,7 @@ mod pages;
 mod payloads;
 mod queues;
 mod senders;
+mod texts;
 
 use axum::Router;
 use axum::body::Body;
