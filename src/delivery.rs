@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
-use std::str::Utf8Error;
+use std::str::{FromStr, Utf8Error};
 use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
@@ -51,7 +51,7 @@ impl IdempotencyKey {
 }
 
 /// The key as text, different for each key: a backslash is doubled, and a key that is not UTF-8 is escaped, as in
-/// `caf\xe9`.
+/// `caf\xe9`. Parsing it returns the key.
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match str::from_utf8(self.as_bytes()) {
@@ -60,6 +60,61 @@ impl fmt::Display for IdempotencyKey {
         }
     }
 }
+
+/// Reads a key as it is shown: as `Display` writes it, or as in the log, where letters other than ASCII and quotes are
+/// escaped, too. Any other text is the key itself, such as one that a sender shows.
+///
+/// ```
+/// use tower_webhook::IdempotencyKey;
+///
+/// for (text, key) in [(r"a\\b", &br"a\b"[..]), (r"a\b", br"a\b"), (r"caf\xe9", b"caf\xe9"), ("\u{e9}", b"\xc3\xa9")] {
+///     assert_eq!(text.parse::<IdempotencyKey>()?.as_bytes(), key);
+/// }
+/// # Ok::<(), tower_webhook::InvalidKey>(())
+/// ```
+impl FromStr for IdempotencyKey {
+    type Err = InvalidKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidKey> {
+        let key = |bytes: &[u8]| Self::new(HeaderValue::from_bytes(bytes).ok()?);
+        let read = unescaped(text.as_bytes()).and_then(|bytes| key(&bytes));
+        let is_it = |read: &Self| {
+            read.to_string() == text || read.as_bytes().escape_ascii().to_string() == text
+        };
+        let found = read.filter(is_it).or_else(|| key(text.as_bytes()));
+        found.ok_or(InvalidKey(()))
+    }
+}
+
+/// Reads what `escape_ascii` writes.
+fn unescaped(text: &[u8]) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.iter().copied();
+    let hex = |digit: u8| char::from(digit).to_digit(16);
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'\\' => match rest.next()? {
+                b't' => b'\t',
+                b'x' => u8::try_from(16 * hex(rest.next()?)? + hex(rest.next()?)?).ok()?,
+                quoted @ (b'\\' | b'\'' | b'"') => quoted,
+                _ => return None,
+            },
+            other => other,
+        });
+    }
+    Some(bytes)
+}
+
+/// The error for a text that is no [`IdempotencyKey`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InvalidKey(());
+
+display!(
+    InvalidKey,
+    |_it| "a key is not empty, and has no control characters but tabs, as the value of a header"
+);
+
+impl std::error::Error for InvalidKey {}
 
 impl fmt::Debug for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -78,7 +78,8 @@ errors! {
 
 /// An event type: the kind of an event, and the route at which it arrives. Two senders may have a kind of one name.
 ///
-/// An [`EventKind`] alone is one of the chat platform's. In texts, the name of another route is in front:
+/// An [`EventKind`] alone is one of the chat platform's. In texts, the name of another route is in front, and so it is
+/// before a kind with a slash:
 ///
 /// ```
 /// use tower_webhook::{EventKind, EventType};
@@ -129,7 +130,7 @@ impl FromStr for EventType {
 
 impl fmt::Display for EventType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.route != RouteName::default() {
+        if self.route != RouteName::default() || self.kind.as_str().contains('/') {
             write!(f, "{}/", self.route)?;
         }
         f.write_str(self.kind.as_str())
@@ -218,6 +219,8 @@ impl std::error::Error for UnknownType {}
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
@@ -235,6 +238,17 @@ mod tests {
         assert_eq!(own, EventKind::CHAT_RATED.into());
         for wrong in ["", "/push", "github/", "git hub/push"] {
             assert!(wrong.parse::<EventType>().is_err(), "{wrong}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_scope_is_read_as_it_is_written(route in "chat-platform|[a-z.]{1,3}", kind in "[!-~]{1,6}") {
+            let of = EventType::new(route.parse().unwrap(), kind.parse().unwrap());
+            for scope in [Scope::Route(of.route.clone()), of.clone().into()] {
+                prop_assert_eq!(scope.to_string().parse(), Ok(scope));
+            }
+            prop_assert_eq!(of.to_string().parse(), Ok(of));
         }
     }
 

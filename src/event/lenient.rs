@@ -2,8 +2,8 @@
 //!
 //! Each failed delivery counts towards the 500 that disable a webhook (Spec 6, rule 4), so a field of
 //! an unexpected shape is read as omitted and logged as a warning, with its path and without its
-//! value. A `null` is read as omitted too, unknown fields are skipped, and of repeated keys the last
-//! one wins. Values are decoded while they are read; nothing is buffered.
+//! value, up to 16 times in a payload. A `null` is read as omitted too, unknown fields are skipped, and of repeated keys
+//! the last one wins. Values are decoded while they are read; nothing is buffered.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -257,7 +257,7 @@ impl Shape for BTreeMap<String, String> {
 
 /// Logs one warning for a whole collection, so that a sender cannot flood the log with a long array.
 fn warn_of_dropped(path: &Path<'_>, dropped: &Cell<usize>) {
-    if dropped.get() > 0 {
+    if dropped.get() > 0 && path.may_warn() {
         tracing::warn!(
             field = %path,
             expected = String::EXPECTED,
@@ -267,22 +267,41 @@ fn warn_of_dropped(path: &Path<'_>, dropped: &Cell<usize>) {
     }
 }
 
+/// The most warnings of one payload: a field may stand in it 80,000 times.
+const MOST_WARNINGS: u8 = 16;
+
 /// The path of a field in its payload, such as `user.locale`.
 ///
 /// It is a linked list on the stack: only a warning needs the text, and most payloads cause none.
 #[derive(Clone, Copy)]
 pub(super) enum Path<'a> {
-    Root,
+    /// The payload, and how many warnings are left.
+    Root(&'a Cell<u8>),
     Field(&'a Path<'a>, &'static str),
     /// An element or entry of a collection, and the count of those that were dropped.
     Part(&'a Cell<usize>),
 }
 
+impl Path<'_> {
+    /// Whether a warning of this field is written.
+    fn may_warn(&self) -> bool {
+        match self {
+            Path::Field(parent, _) => parent.may_warn(),
+            Path::Part(_) => false,
+            Path::Root(left) => {
+                let next = left.get().checked_sub(1);
+                left.set(next.unwrap_or_default());
+                next.is_some()
+            }
+        }
+    }
+}
+
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Path::Root | Path::Part(_) => Ok(()),
-            Path::Field(Path::Root, name) => f.write_str(name),
+            Path::Root(_) | Path::Part(_) => Ok(()),
+            Path::Field(Path::Root(_), name) => f.write_str(name),
             Path::Field(parent, name) => write!(f, "{parent}.{name}"),
         }
     }
@@ -307,7 +326,8 @@ impl<'de, T: Shape + Default> Visitor<'de> for Root<T> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<T, A::Error> {
-        Ok(T::from_map(&mut map, &Path::Root)?.unwrap_or_default())
+        let warnings = Cell::new(MOST_WARNINGS);
+        Ok(T::from_map(&mut map, &Path::Root(&warnings))?.unwrap_or_default())
     }
 }
 
@@ -351,7 +371,7 @@ impl<'a, T: Shape> Reader<'a, T> {
     fn warn(&self, found: &str) {
         if let Path::Part(dropped) = self.path {
             dropped.set(dropped.get() + 1);
-        } else {
+        } else if self.path.may_warn() {
             tracing::warn!(
                 field = %self.path,
                 expected = T::EXPECTED,

@@ -3,7 +3,6 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -140,17 +139,14 @@ impl Action {
         let states: Result<_, _> = text.states.iter().map(|state| state.parse()).collect();
         let routes: Result<_, _> = text.routes.iter().map(|route| route.parse()).collect();
         let kinds: Result<_, _> = text.kinds.iter().map(|kind| kind.parse()).collect();
-        let key = |key: String| IdempotencyKey::new(HeaderValue::try_from(key).ok()?);
+        let key = text.key.map(|key| key.parse::<IdempotencyKey>());
         Some(Selection {
             filter: Filter {
                 states: states.ok()?,
                 routes: routes.ok()?,
                 kinds: kinds.ok()?,
                 chat: text.chat,
-                key: match text.key {
-                    Some(text) => Some(key(text)?),
-                    None => None,
-                },
+                key: key.transpose().ok()?,
                 accepted_from: text.accepted_from,
                 accepted_until: text.accepted_until,
                 error: text.error,
@@ -238,7 +234,7 @@ impl Inbox {
         let first = self.list(&Filter::default(), first).await?;
         let oldest = first.events.first().map(|event| event.id);
         let mut selection = Selection {
-            filter: filter.clone(),
+            filter: filter.of_stored().into_owned(),
             seen,
             matched: 0,
             is_more: false,

@@ -11,6 +11,7 @@ use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
 use super::headers;
+use super::lane::stored_chat;
 use super::queue::{Queue, Tables};
 use super::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, LATE, Listed, Page, Stats, forget_all,
@@ -237,6 +238,7 @@ impl Inbox {
     ///
     /// When the queue fails.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        let filter = &*filter.of_stored();
         let list = async {
             let Some(key) = &filter.key else {
                 return self.shared.queue.list.list(filter, page).await;
@@ -298,7 +300,9 @@ impl Inbox {
         after: Option<EventId>,
         limit: usize,
     ) -> Result<Vec<BlockedLane>, StoreError> {
-        let lanes = self.shared.queue.list.blocked_lanes(chat, after, limit);
+        let chat = chat.map(stored_chat);
+        let list = &self.shared.queue.list;
+        let lanes = list.blocked_lanes(chat.as_deref(), after, limit);
         self.shared.call("blocked-lanes", lanes).await
     }
 
@@ -406,7 +410,8 @@ impl Inbox {
     ///
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        let forget = forget_all(&*self.shared.queue.forget, chat, &self.settings.by);
+        let chat = stored_chat(chat);
+        let forget = forget_all(&*self.shared.queue.forget, &chat, &self.settings.by);
         let deleted = self.shared.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();

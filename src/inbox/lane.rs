@@ -1,9 +1,11 @@
 //! The chat of an event, and the number of its lane. Whether a new event waits behind others is decided by each queue, in
 //! its `lanes`; whether a lane waits after a failure, in `decide.rs`.
 
+use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_64;
 
 use super::event::Lane;
@@ -40,8 +42,16 @@ impl LaneOf {
         }
     }
 
-    /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
+    /// Returns the id of the event's chat as it is [stored](stored_chat), if there is one, or why the body is no JSON object.
     pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
+        let chat = self.whole_chat(delivery)?;
+        Ok(chat.map(|chat| stored_chat(chat).into_owned()))
+    }
+
+    fn whole_chat<'a>(
+        &self,
+        delivery: &'a RawDelivery,
+    ) -> Result<Option<Cow<'a, str>>, DecodeError> {
         match self {
             Self::Sender(sender) => {
                 delivery.json()?;
@@ -52,14 +62,15 @@ impl LaneOf {
             {
                 delivery.json()?;
                 let chat = catch_unwind(AssertUnwindSafe(|| chat(delivery)));
-                Ok(chat.unwrap_or_else(|_| {
+                let chat = chat.unwrap_or_else(|_| {
                     tracing::error!(
                         route = %delivery.route(),
                         kind = %delivery.kind(),
                         "the function of `lane_by` panicked: the event is stored as one without a chat"
                     );
                     None
-                }))
+                });
+                Ok(chat.map(Cow::Owned))
             }
             _ => {
                 let chat = chat_id(delivery.kind(), delivery.body());
@@ -68,10 +79,26 @@ impl LaneOf {
                     Some(_) => delivery.text()?,
                     None => delivery.json()?,
                 };
-                Ok(chat)
+                Ok(chat.map(Cow::Owned))
             }
         }
     }
+}
+
+/// The longest id of a chat in bytes, as that of a key in a body: each event of the chat has it in its row.
+const LONGEST: usize = 1024;
+
+/// Returns the id of a chat as events have it. A longer one is cut, and the SHA-256 of all of it is put behind: refusing it
+/// would lose an authentic event, and without a chat, the event would overtake others and never be forgotten.
+pub(crate) fn stored_chat<'a>(chat: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
+    let chat = chat.into();
+    if chat.len() <= LONGEST {
+        return chat;
+    }
+    let digest = base16ct::lower::encode_string(&Sha256::digest(chat.as_bytes()));
+    let room = LONGEST - "…".len() - digest.len();
+    let end = (0..=room).rfind(|end| chat.is_char_boundary(*end));
+    format!("{}…{digest}", &chat[..end.unwrap_or_default()]).into()
 }
 
 impl Lane {
@@ -136,6 +163,24 @@ mod tests {
             }
         }
         assert_eq!(objects, 10);
+    }
+
+    #[test]
+    fn a_long_id_keeps_its_start_and_a_digest_of_all() {
+        for short in ["", "c-1", &"é".repeat(LONGEST / 2)] {
+            assert_eq!(stored_chat(short), short);
+        }
+        let long = "é".repeat(LONGEST / 2 + 1);
+        let stored = stored_chat(&*long);
+        let digest = "085638aad30c4fc3";
+        assert!(stored.starts_with(&"é".repeat(478)), "{stored}");
+        assert!(stored.contains(digest), "{stored}");
+        // At most as long as the longest one, so that storing it again changes nothing.
+        assert!(stored.len() <= LONGEST, "{}", stored.len());
+        assert_eq!(stored_chat(&*stored), stored);
+        // Chats that differ in their last byte only have lanes of their own.
+        let other = stored_chat(format!("{}a", &long[..LONGEST]));
+        assert_ne!(Lane::of_chat(&other), Lane::of_chat(&stored));
     }
 
     // Literals, because queues persist these numbers: they must be the same in every release.

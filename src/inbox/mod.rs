@@ -114,6 +114,7 @@ pub use self::records::{
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;
+pub use self::text::{escaped, unescaped};
 pub use self::worker::Worker;
 pub use crate::outcome::Failure;
 pub use crate::route::Scope;

@@ -1,5 +1,6 @@
 //! What a person reads of a queue, and selects there.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,6 +11,7 @@ use http::HeaderMap;
 
 use super::actions::By;
 use super::event::{EventId, EventState, Failure};
+use super::lane::stored_chat;
 use super::queue::ForgetChats;
 use super::text::has_text;
 use crate::delivery::IdempotencyKey;
@@ -390,7 +392,10 @@ impl Filter {
         (self.states.is_empty() || self.states.contains(&event.state))
             && (self.routes.is_empty() || self.routes.contains(&event.route))
             && (self.kinds.is_empty() || self.kinds.contains(&event.kind))
-            && (self.chat.is_none() || self.chat == event.chat)
+            && self
+                .chat
+                .as_deref()
+                .is_none_or(|chat| event.chat.as_deref() == Some(&*stored_chat(chat)))
             && (self.key.is_none() || self.key == event.key)
             && self
                 .accepted_from
@@ -398,6 +403,15 @@ impl Filter {
             && self
                 .accepted_until
                 .is_none_or(|until| event.accepted_at < until)
+    }
+
+    /// The filter as a queue needs it, whose events have a chat's id [as it is stored](stored_chat).
+    pub(super) fn of_stored(&self) -> Cow<'_, Self> {
+        let chat = self.chat.as_deref().map(stored_chat);
+        match chat {
+            Some(Cow::Owned(chat)) => Cow::Owned(self.clone().chat(chat)),
+            _ => Cow::Borrowed(self),
+        }
     }
 
     /// Whether the failures of an event, oldest first, meet the conditions on them.

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::query::Query;
-use super::scheme::{Place, find_first, only};
+use super::scheme::{Place, only};
 
 /// When a request is a challenge, and its answer.
 #[derive(Clone)]
@@ -125,7 +125,8 @@ impl Source {
             Self::Place(Place::Header(name)) => only(headers, name).ok().map(<[u8]>::to_vec),
             Self::Place(Place::Body(pointers)) => {
                 // A body that is not JSON is an event, too: the reading of its type refuses it.
-                find_first(pointers, body).ok()?.map(String::into_bytes)
+                let found = pointers.find(body).ok()??;
+                Some(found.into_owned().into_bytes())
             }
             Self::Place(Place::None) | Self::Query(_) => None,
         }

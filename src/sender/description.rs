@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Deserializer, de};
 
 use super::challenge::{Answer, Challenge, Proof, Source};
-use super::pointer::Pointer;
+use super::pointer::{Pointer, Pointers};
 use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
 use super::{Described, MOST_TAGS, Sender};
 use crate::config::ConfigError;
@@ -216,8 +216,8 @@ impl Description {
             schemes: schemes?,
             has_equal_bodies: self.equal_bodies,
             order: match &self.order {
-                None => Vec::new(),
-                Some(First::One(text)) => vec![pointer("order", text)?],
+                None => Pointers::new("order", Vec::new()),
+                Some(First::One(text)) => pointers("order", slice::from_ref(text))?,
                 Some(First::Several(list)) => pointers("order", list)?,
             },
             challenges: challenges.collect::<Result<_, _>>()?,
@@ -467,7 +467,7 @@ fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> 
 }
 
 /// Where a challenge has something: in a POST that is signed, or in the query of a GET that is not.
-fn source(field: &str, at: &str, is_signed: bool) -> Result<Source, String> {
+fn source(field: &'static str, at: &str, is_signed: bool) -> Result<Source, String> {
     match (at.strip_prefix('?'), is_signed) {
         (Some(name), false) => Ok(Source::Query(name.to_owned())),
         // A challenge has no family: a `*` in it is refused.
@@ -489,7 +489,7 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
     let field = "signature.timestamp.at";
     let at = match (it.at.strip_prefix("element "), it.at.starts_with('/')) {
         (Some(element), _) => At::Element(element.to_owned()),
-        (None, true) => At::Body(pointer(field, &it.at)?),
+        (None, true) => At::Body(pointers(field, slice::from_ref(&it.at))?),
         (None, false) => At::Header(header(field, &it.at, family)?),
     };
     if it.past == 0 {
@@ -506,19 +506,18 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
     })
 }
 
-fn place(field: &str, text: &str, family: &str) -> Result<Place, String> {
+fn place(field: &'static str, text: &str, family: &str) -> Result<Place, String> {
     Ok(match text.starts_with('/') {
-        true => Place::Body(vec![pointer(field, text)?]),
+        true => Place::Body(pointers(field, &[text])?),
         false => Place::Header(header(field, text, family)?),
     })
 }
 
-fn pointers(field: &str, list: &[String]) -> Result<Vec<Pointer>, String> {
-    list.iter().map(|text| pointer(field, text)).collect()
-}
-
-fn pointer(field: &str, text: &str) -> Result<Pointer, String> {
-    Pointer::parse(text).map_err(|reason| format!("{field}: {text:?} {reason}"))
+fn pointers(field: &'static str, list: &[impl AsRef<str>]) -> Result<Pointers, String> {
+    let pointer =
+        |text: &str| Pointer::parse(text).map_err(|reason| format!("{field}: {text:?} {reason}"));
+    let list: Result<_, _> = list.iter().map(|text| pointer(text.as_ref())).collect();
+    Ok(Pointers::new(field, list?))
 }
 
 fn header(field: &str, name: &str, family: &str) -> Result<HeaderName, String> {

@@ -8,6 +8,7 @@ mod query;
 mod scheme;
 mod timestamp;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,11 +20,11 @@ use sha2::Sha256;
 
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
-use self::pointer::Pointer;
+use self::pointer::Pointers;
 use self::query::Query;
 pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
-    Algorithm, Claim, Place, Scheme, SecretCoding, TOKEN, Tags, Timestamps, find_first,
+    Algorithm, Claim, Place, Scheme, SecretCoding, TOKEN, Tags, Timestamps,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
@@ -68,7 +69,7 @@ pub(crate) struct Described {
     /// One for each family of headers. The first whose signature header is there counts, with all its headers.
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
-    order: Vec<Pointer>,
+    order: Pointers,
     challenges: Vec<Challenge>,
 }
 
@@ -97,8 +98,8 @@ impl Described {
     }
 
     /// Returns what the events have in common that are handled in order, if this one has it.
-    pub(crate) fn order_of(&self, body: &[u8]) -> Option<String> {
-        find_first(&self.order, body).ok().flatten()
+    pub(crate) fn order_of<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
+        self.order.find_in_delivery(body).ok()?
     }
 
     pub(crate) fn schemes(&self) -> &[Scheme] {
@@ -285,12 +286,12 @@ impl Sender {
     }
 
     /// What the events have in common that are handled in order, if this one has it.
-    pub(crate) fn order_of(&self, body: &[u8]) -> Option<String> {
+    pub(crate) fn order_of<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
         self.described.order_of(body)
     }
 
     /// Where an event says which others it must not overtake: empty if it does not.
-    pub(crate) fn order(&self) -> &[Pointer] {
+    pub(crate) fn order(&self) -> &Pointers {
         &self.described.order
     }
 

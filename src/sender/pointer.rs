@@ -1,12 +1,63 @@
 //! Reads one field of a JSON document without decoding the rest.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
-use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// A JSON pointer (RFC 6901) to a field in objects. There is no way into arrays.
+/// A JSON pointer (RFC 6901) to a string or an integer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Pointer(Vec<String>);
+
+/// What stands where a pointer points to.
+#[derive(Debug, PartialEq, Eq)]
+enum Found<'a> {
+    /// Nothing, or `null`. Also if a step before is null, absent or of another type.
+    Nothing,
+    Text(Cow<'a, str>),
+    /// This, which is neither a string nor an integer.
+    Other(&'static str),
+}
+
+/// The reason why a document has no clear answer. It quotes nothing of the document.
+#[derive(Debug)]
+pub(crate) enum Unclear {
+    /// It is no JSON, or one of the steps stands twice.
+    Json(serde_json::Error),
+    Other(Pointer, &'static str),
+}
+
+impl fmt::Display for Unclear {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            // Its text may quote the document.
+            Self::Json(error) => {
+                let (line, column) = (error.line(), error.column());
+                write!(
+                    f,
+                    "the body is no JSON, or a name stands twice in it: line {line}, column {column}"
+                )
+            }
+            Self::Other(pointer, found) => {
+                write!(f, "`{pointer}` is {found}, and not a string or an integer")
+            }
+        }
+    }
+}
+
+impl std::error::Error for Unclear {}
+
+/// As it is written.
+impl fmt::Display for Pointer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.iter().try_for_each(|name| {
+            let name = name.replace('~', "~0").replace('/', "~1");
+            write!(f, "/{name}")
+        })
+    }
+}
 
 impl Pointer {
     pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
@@ -25,45 +76,199 @@ impl Pointer {
         Ok(Self(names))
     }
 
-    /// Returns the string or integer that stands there, if anything does. An error if the document is not JSON, or the
-    /// field is of another type or stands twice.
-    pub(crate) fn find(&self, json: &[u8]) -> Result<Option<String>, serde_json::Error> {
+    fn find<'a>(&self, json: &'a [u8]) -> Result<Found<'a>, Unclear> {
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let found = At(&self.0).deserialize(&mut deserializer)?;
+        let found = At(&self.0).deserialize(&mut deserializer);
+        let found = found.map_err(Unclear::Json)?;
         // Text after the document could be read differently by another parser.
-        deserializer.end()?;
+        deserializer.end().map_err(Unclear::Json)?;
         Ok(found)
+    }
+}
+
+/// Where a field of a description finds its value: at the first of these pointers where a string or an integer stands.
+#[derive(Clone, Debug)]
+pub(crate) struct Pointers {
+    field: &'static str,
+    list: Vec<Pointer>,
+    /// The number of deliveries without a value, until there was one, or [`DONE`].
+    misses: Arc<AtomicU8>,
+}
+
+/// After so many deliveries without a value, a warning says so.
+const MOST_MISSES: u8 = 100;
+
+/// A value was found once, or the warning was written.
+const DONE: u8 = u8::MAX;
+
+/// Whether both find the same.
+impl PartialEq for Pointers {
+    fn eq(&self, other: &Self) -> bool {
+        self.list == other.list
+    }
+}
+
+impl Pointers {
+    pub(super) fn new(field: &'static str, list: Vec<Pointer>) -> Self {
+        let misses = Arc::default();
+        Self {
+            field,
+            list,
+            misses,
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    /// Returns the value, if there is one. An error if the document is unclear.
+    pub(crate) fn find<'a>(&self, json: &'a [u8]) -> Result<Option<Cow<'a, str>>, Unclear> {
+        let mut other = None;
+        for pointer in &self.list {
+            match pointer.find(json)? {
+                Found::Text(text) => return Ok(Some(text)),
+                Found::Other(found) => other = other.or(Some((pointer, found))),
+                Found::Nothing => {}
+            }
+        }
+        match other {
+            Some((pointer, found)) => Err(Unclear::Other(pointer.clone(), found)),
+            None => Ok(None),
+        }
+    }
+
+    /// As [`find`](Self::find), in a verified delivery: if the first 100 have no value, a warning says so, once.
+    pub(crate) fn find_in_delivery<'a>(
+        &self,
+        body: &'a [u8],
+    ) -> Result<Option<Cow<'a, str>>, Unclear> {
+        let found = self.find(body);
+        if !self.is_empty() && self.misses.load(Ordering::Relaxed) != DONE {
+            self.note(&found);
+        }
+        found
+    }
+
+    #[cold]
+    fn note(&self, found: &Result<Option<Cow<'_, str>>, Unclear>) {
+        if matches!(found, Ok(Some(_))) {
+            self.misses.store(DONE, Ordering::Relaxed);
+            return;
+        }
+        let next = |misses| match misses {
+            DONE => None,
+            _ if misses + 1 >= MOST_MISSES => Some(DONE),
+            _ => Some(misses + 1),
+        };
+        let before = (self.misses).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        if before == Ok(MOST_MISSES - 1) {
+            let pointers: Vec<_> = self.list.iter().map(ToString::to_string).collect();
+            let last = match found {
+                Err(unclear) => unclear.to_string(),
+                Ok(_) => "nothing stands there".to_owned(),
+            };
+            tracing::warn!(
+                field = self.field,
+                pointers = pointers.join(", "),
+                last,
+                "the description of the sender points to a string or an integer that none of the first 100 deliveries \
+                 had: correct the pointer, or leave the field out"
+            );
+        }
     }
 }
 
 /// A value at the end of these names.
 struct At<'a>(&'a [String]);
 
-impl<'de> DeserializeSeed<'de> for At<'_> {
-    type Value = Option<String>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        match self.0.is_empty() {
-            true => deserializer.deserialize_any(Scalar).map(Some),
-            false => deserializer.deserialize_map(self),
+impl At<'_> {
+    /// A value that has no names in it.
+    fn scalar<'de>(&self, found: Found<'de>) -> Found<'de> {
+        match self.0 {
+            [] => found,
+            _ => Found::Nothing,
         }
     }
 }
 
+impl<'de> DeserializeSeed<'de> for At<'_> {
+    type Value = Found<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
 impl<'de> Visitor<'de> for At<'_> {
-    type Value = Option<String>;
+    type Value = Found<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
+        f.write_str("any JSON value")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+        Ok(Found::Nothing)
+    }
+
+    fn visit_bool<E: Error>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(self.scalar(Found::Other("a boolean")))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(self.scalar(Found::Text(number.to_string().into())))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(self.scalar(Found::Text(number.to_string().into())))
+    }
+
+    fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {
+        // 1.0, 1e0 and 1 could become different keys of one number.
+        Ok(self.scalar(Found::Other("no integer of 64 bits")))
+    }
+
+    fn visit_borrowed_str<E: Error>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(self.scalar(Found::Text(text.into())))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(match self.0 {
+            [] => Found::Text(text.to_owned().into()),
+            _ => Found::Nothing,
+        })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let Some((name, rest)) = self.0.split_first() else {
+            while seq.next_element::<IgnoredAny>()?.is_some() {}
+            return Ok(Found::Other("an array"));
+        };
+        let (index, mut found) = (index(name), Found::Nothing);
+        for at in 0_usize.. {
+            if index != Some(at) {
+                // It is skipped in a loop, so 100,000 brackets do not overflow the stack.
+                if seq.next_element::<IgnoredAny>()?.is_none() {
+                    break;
+                }
+            } else if let Some(it) = seq.next_element_seed(At(rest))? {
+                found = it;
+            } else {
+                break;
+            }
+        }
+        Ok(found)
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let Some((name, rest)) = self.0.split_first() else {
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+            return Ok(Found::Other("an object"));
+        };
         let mut found = None;
-        let (name, rest) = (&self.0[0], &self.0[1..]);
         while let Some(is_it) = map.next_key_seed(Named(name))? {
             match is_it {
                 false => {
-                    // It is skipped in a loop, so 100,000 brackets do not overflow the stack.
                     map.next_value::<IgnoredAny>()?;
                 }
                 // Parsers disagree on which of two counts: the handler's could read another key than this one.
@@ -73,8 +278,15 @@ impl<'de> Visitor<'de> for At<'_> {
                 true => found = Some(map.next_value_seed(At(rest))?),
             }
         }
-        Ok(found.flatten())
+        Ok(found.unwrap_or(Found::Nothing))
     }
+}
+
+/// The index of an element. `None` for `-`, which is after the last one, and for digits after a zero (RFC 6901, section 4).
+fn index(name: &str) -> Option<usize> {
+    let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_index = is_number && (name == "0" || !name.starts_with('0'));
+    name.parse().ok().filter(|_| is_index)
 }
 
 /// Whether a name is this one.
@@ -101,36 +313,15 @@ impl Visitor<'_> for Named<'_> {
     }
 }
 
-// There is no `visit_f64`: 1.0, 1e0 and 1 could become different keys of one number.
-struct Scalar;
-
-impl Visitor<'_> for Scalar {
-    type Value = String;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a string or an integer")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
-        Ok(text.to_owned())
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<String, E> {
-        Ok(number.to_string())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn find(pointer: &str, json: &str) -> Result<Option<String>, String> {
-        let found = Pointer::parse(pointer).unwrap().find(json.as_bytes());
-        found.map_err(|error| error.to_string())
+        let pointers = Pointers::new("key", vec![Pointer::parse(pointer).unwrap()]);
+        let found = pointers.find(json.as_bytes());
+        let found = found.map_err(|error| error.to_string())?;
+        Ok(found.map(Cow::into_owned))
     }
 
     #[test]
@@ -141,8 +332,102 @@ mod tests {
         assert_eq!(find("/b/c~1d/", json), Ok(Some("ü".to_owned())));
         assert_eq!(find("/none", json), Ok(None));
         assert_eq!(find("/b/none", json), Ok(None));
-        for wrong in ["/n", "/a", "/a/0", "/b", "/id/x"] {
-            assert!(find(wrong, json).is_err(), "{wrong}");
+        assert_eq!(find("/a/0/id", json), Ok(Some("1".to_owned())));
+        for (wrong, found) in [
+            ("/n", "`/n` is no integer"),
+            ("/a", "`/a` is an array"),
+            ("/a/0", "`/a/0` is an object"),
+            ("/b", "`/b` is an object"),
+            ("/b/c~1d", "`/b/c~1d` is an object"),
+        ] {
+            let error = find(wrong, json).unwrap_err();
+            assert!(error.starts_with(found), "{error}");
+        }
+    }
+
+    /// RFC 6901, section 5, for what is a string or an integer.
+    #[test]
+    fn pointers_are_those_of_rfc_6901() {
+        let json = r#"{"foo":["bar","baz"],"":0,"a/b":1,"c%d":2,"e^f":3,"g|h":4,"i\\j":5,"k\"l":6," ":7,"m~n":8}"#;
+        for (pointer, found) in [
+            ("/foo/0", Some("bar")),
+            ("/foo/1", Some("baz")),
+            ("/", Some("0")),
+            ("/a~1b", Some("1")),
+            ("/c%d", Some("2")),
+            ("/e^f", Some("3")),
+            ("/g|h", Some("4")),
+            ("/i\\j", Some("5")),
+            ("/k\"l", Some("6")),
+            ("/ ", Some("7")),
+            ("/m~0n", Some("8")),
+            ("/foo/2", None),
+            ("/foo/-", None),
+            ("/foo/01", None),
+            ("/foo/+1", None),
+            ("/foo/", None),
+            ("/foo/18446744073709551616", None),
+        ] {
+            assert_eq!(
+                find(pointer, json),
+                Ok(found.map(str::to_owned)),
+                "{pointer}"
+            );
+            let again = Pointer::parse(pointer).unwrap().to_string();
+            assert_eq!(again, pointer);
+        }
+        let json = r#"[{"id":[[],["x"]]},7]"#;
+        assert_eq!(find("/0/id/1/0", json), Ok(Some("x".to_owned())));
+        assert_eq!(find("/1", json), Ok(Some("7".to_owned())));
+        assert_eq!(find("/00", json), Ok(None));
+        assert_eq!(find("/id", json), Ok(None));
+        // A number is a name in an object.
+        assert_eq!(find("/0/-", r#"{"0":{"-":1}}"#), Ok(Some("1".to_owned())));
+    }
+
+    #[test]
+    fn a_step_that_leads_nowhere_leads_to_the_next_pointer() {
+        let pointers = ["/a/id", "/b/0/id", "/c"].map(|it| Pointer::parse(it).unwrap());
+        let pointers = Pointers::new("order", pointers.into());
+        for json in [
+            r#"{"c":"x"}"#,
+            r#"{"a":null,"b":null,"c":"x"}"#,
+            r#"{"a":{"id":null},"b":[],"c":"x"}"#,
+            r#"{"a":"id","b":[null],"c":"x"}"#,
+            r#"{"a":["id"],"b":{"0":{}},"c":"x"}"#,
+            r#"{"a":true,"b":1.5,"c":"x"}"#,
+            r#"{"a":{"id":{"id":"y"}},"b":[{"id":[]}],"c":"x"}"#,
+            r#"{"b":[{"id":"x"}],"c":"y"}"#,
+            r#"{"a":{"id":"x"},"b":[{"id":"y"}],"c":"z"}"#,
+        ] {
+            let found = pointers.find(json.as_bytes()).unwrap();
+            assert_eq!(found.as_deref(), Some("x"), "{json}");
+        }
+        let found = pointers.find(br#"{"a":{"id":{}},"c":null}"#);
+        assert!(matches!(found, Err(Unclear::Other(..))), "{found:?}");
+        for json in ["7", "null", "[]", "{}", r#""c""#] {
+            assert!(pointers.find(json.as_bytes()).unwrap().is_none(), "{json}");
+        }
+    }
+
+    /// What is read of a body is borrowed, however much stands around it.
+    #[test]
+    fn one_field_costs_what_it_is() {
+        let half = 1 << 19;
+        let long = "x".repeat(2 * half);
+        for body in [
+            format!(
+                r#"{{"a":{}{},"id":"x"}}"#,
+                "[".repeat(half),
+                "]".repeat(half)
+            ),
+            format!(r#"{{"{long}":1,"id":"x"}}"#),
+            format!(r#"{{"a":"{}","id":"x"}}"#, r"\u00eb".repeat(half / 3)),
+            format!(r#"{{"a":[1{}],"id":"x"}}"#, ",1".repeat(500_000)),
+        ] {
+            let pointers = Pointers::new("key", vec![Pointer::parse("/id").unwrap()]);
+            let found = pointers.find(body.as_bytes()).unwrap();
+            assert!(matches!(found, Some(Cow::Borrowed("x"))));
         }
     }
 
@@ -151,21 +436,21 @@ mod tests {
         for json in [
             r#"{"id":"a","id":"a"}"#,
             r#"{"id":"a","\u0069d":"b"}"#,
-            r#"{"id":null}"#,
             r#"{"id":true}"#,
             r#"{"id":1.0}"#,
             r#"{"id":18446744073709551616}"#,
             r#"{"id":["a"]}"#,
             r#"{"id":"a"} x"#,
             r#"{"id":"a""#,
-            r#"["id","a"]"#,
             "\u{feff}{\"id\":\"a\"}",
             "",
         ] {
             assert!(find("/id", json).is_err(), "{json}");
         }
-        let invalid = Pointer::parse("/id").unwrap();
-        assert!(invalid.find(b"{\"id\":\"\xff\"}").is_err());
+        let pointer = Pointer::parse("/id").unwrap();
+        assert!(pointer.find(b"{\"id\":\"\xff\"}").is_err());
+        // Null counts as absent.
+        assert_eq!(find("/id", r#"{"id":null}"#), Ok(None));
     }
 
     #[test]

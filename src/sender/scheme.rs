@@ -12,7 +12,7 @@ use serde::Deserialize;
 use sha2::Sha256;
 
 use super::MOST_TAGS;
-use super::pointer::Pointer;
+use super::pointer::Pointers;
 pub(crate) use super::timestamp::Unit;
 
 /// How one sender signs, and where key and event type stand.
@@ -96,8 +96,7 @@ pub(crate) enum SecretCoding {
 pub(crate) enum Place {
     None,
     Header(HeaderName),
-    /// The first of these that is there.
-    Body(Vec<Pointer>),
+    Body(Pointers),
 }
 
 impl Place {
@@ -130,7 +129,7 @@ pub(crate) struct Timestamps {
 pub(super) enum At {
     Header(HeaderName),
     Element(String),
-    Body(Pointer),
+    Body(Pointers),
 }
 
 /// What the head of a request claims: the tags, and what is signed around the body.
@@ -553,10 +552,10 @@ impl<'a> Elements<'a> {
 impl Timestamps {
     /// Checks a timestamp that stands in the verified body.
     pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
-        let At::Body(pointer) = &self.at else {
+        let At::Body(pointers) = &self.at else {
             return Ok(());
         };
-        let found = pointer.find(body).ok().flatten();
+        let found = pointers.find(body).ok().flatten();
         self.check(found.ok_or(SignatureError::Timestamp)?.as_bytes(), now)
     }
 
@@ -575,16 +574,6 @@ fn millis(time: SystemTime) -> i64 {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
-}
-
-/// The string or integer at the first of the pointers that is there. As [`Pointer::find`].
-pub(crate) fn find_first(
-    pointers: &[Pointer],
-    json: &[u8],
-) -> Result<Option<String>, serde_json::Error> {
-    // The first error ends the search: a field of a wrong type must not lead to the next pointer.
-    let mut found = pointers.iter().map(|pointer| pointer.find(json));
-    found.find_map(Result::transpose).transpose()
 }
 
 /// The value of a header that occurs once and is not empty.

@@ -1,5 +1,7 @@
 //! Reads the headers of a request other than the signature.
 
+use std::borrow::Cow;
+
 use http::header::{
     CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
 };
@@ -7,7 +9,7 @@ use http::header::{
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Place, Sender, find_first};
+use crate::sender::{Place, Sender};
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -43,7 +45,9 @@ pub(super) fn kind_and_key(
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
         Place::Header(name) => Some(kind(headers, name)?),
         Place::Body(pointers) => {
-            let found = find_first(pointers, body).map_err(|error| not_there(&error))?;
+            let found = pointers
+                .find_in_delivery(body)
+                .map_err(Refusal::unreadable)?;
             found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
         }
     };
@@ -88,8 +92,11 @@ fn key(
 ) -> Result<Option<IdempotencyKey>, Refusal> {
     let text = |part: &Place| match part {
         Place::None => Ok(None),
-        Place::Header(name) => Ok(header_key(headers, name)?.map(|key| key.to_string())),
-        Place::Body(pointers) => find_first(pointers, body).map_err(|error| not_there(&error)),
+        Place::Header(name) => Ok(header_key(headers, name)?.map(|key| key.to_string().into())),
+        Place::Body(pointers) => {
+            let found = pointers.find_in_delivery(body);
+            found.map_err(Refusal::unreadable)
+        }
     };
     let found = match parts {
         [] => None,
@@ -106,7 +113,8 @@ fn key(
                 }
             }
             // A separator alone could stand in a part, too.
-            Some(serde_json::to_string(&texts).map_err(Refusal::unreadable)?)
+            let joined = serde_json::to_string(&texts).map_err(Refusal::unreadable)?;
+            Some(Cow::Owned(joined))
         }
     };
     match found {
@@ -119,14 +127,6 @@ fn key(
             Ok(IdempotencyKey::new(key))
         }
     }
-}
-
-/// Without the error's text, which quotes the body.
-fn not_there(error: &serde_json::Error) -> Refusal {
-    let (line, column) = (error.line(), error.column());
-    Refusal::unreadable(format!(
-        "its event type or key is not one string or integer of a JSON object: line {line}, column {column}"
-    ))
 }
 
 fn is_plain_json(headers: &HeaderMap) -> bool {

@@ -564,7 +564,7 @@ async fn an_interrupted_change_is_continued_by_a_click() {
         .shows("state waiting dead, kind chat-rated message-created");
 
     let long = format!(
-        "action=discard&state=dead&newest=9&at=0&chat={}",
+        "action=discard&state=dead&newest=9&at=0&error={}",
         "c".repeat(4_000)
     );
     post(&app, "/all", &long)

@@ -1,12 +1,14 @@
 //! The operator's console, without a browser.
 
 mod access;
+mod bodies;
 mod changes;
 mod history;
 mod pages;
 mod payloads;
 mod queues;
 mod senders;
+mod texts;
 
 use axum::Router;
 use axum::body::Body;
@@ -83,6 +85,18 @@ async fn request(app: &Router, request: Request<Body>) -> Seen {
             .map(|it| it.to_str().unwrap().to_owned()),
         text,
     }
+}
+
+/// The status of a page of any size.
+async fn answer(app: &Router, path: &str) -> StatusCode {
+    let get = Request::get(path).header(HOST, "localhost:3001");
+    let answer = app.clone().oneshot(get.body(Body::empty()).unwrap());
+    let (head, body) = answer.await.unwrap().into_parts();
+    let mut body = body;
+    while let Some(frame) = body.frame().await {
+        frame.unwrap();
+    }
+    head.status
 }
 
 async fn get(app: &Router, path: &str) -> Seen {

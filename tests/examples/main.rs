@@ -56,3 +56,5 @@ mod sandbox_page;
 mod senders;
 #[cfg(feature = "receiver")]
 mod spool;
+#[cfg(feature = "receiver")]
+mod texts;

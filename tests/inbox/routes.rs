@@ -667,8 +667,13 @@ async fn a_description_says_what_is_in_order() {
         ),
         (
             r#"{"type":"made","data":{"customer":["a"],"id":"x"}}"#,
+            Some("x"),
+        ),
+        (
+            r#"{"type":"made","data":{"customer":null,"id":["x"]}}"#,
             None,
         ),
+        (r#"{"type":"made","data":null}"#, None),
     ];
     for has_function in [false, true] {
         let inbox = Inbox::new(MemoryQueue::new());
@@ -695,7 +700,120 @@ async fn a_description_says_what_is_in_order() {
         let chats: Vec<_> = listed.events.iter().map(|it| it.chat.as_deref()).collect();
         match has_function {
             false => assert_eq!(chats, bodies.map(|(_, chat)| chat)),
-            true => assert_eq!(chats[1..], [Some("by a function"); 5]),
+            true => assert_eq!(chats[1..], [Some("by a function"); 7]),
         }
     }
+}
+
+/// A sender that has its key, type and order in the body, and its secret.
+fn acme() -> (Sender, Secret) {
+    let sender = serde_json::json!({
+        "name": "acme",
+        "key": "/id",
+        "kind": "/type",
+        "order": ["/data/customer", "/customer/0/id"],
+        "signature": {"headers": ["x-tag"], "algorithm": "hmac-sha256", "coding": "hex"},
+    });
+    let sender = serde_json::from_value(sender).unwrap();
+    (sender, Secret::new("secret").unwrap())
+}
+
+fn signed((sender, secret): &(Sender, Secret), body: &str) -> Request<Full<Bytes>> {
+    let delivery = RawDelivery::new(EventKind::from_static("made"), body.to_owned());
+    let body = Full::new(delivery.body().clone());
+    let mut request = Request::post("/").body(body).unwrap();
+    *request.headers_mut() = sender.sign(secret, &delivery).unwrap();
+    request
+}
+
+fn accepting(inbox: &Inbox, (sender, secret): &(Sender, Secret)) -> Receiver {
+    let webhooks = Webhooks::new(secret.clone()).sender(sender.clone());
+    inbox.routes().accept(webhooks).unwrap()
+}
+
+#[tokio::test]
+async fn a_pointer_that_finds_nothing_in_100_deliveries_is_warned_of_once() {
+    for found_at in [None, Some(50), Some(150)] {
+        let log = Log::capture(Level::WARN);
+        let (inbox, of) = (Inbox::new(MemoryQueue::new()), acme());
+        let service = accepting(&inbox, &of);
+        for n in 0..250 {
+            let body = match found_at == Some(n) {
+                true => r#"{"type":"made","id":1,"customer":[{"id":"c-1"}]}"#.to_owned(),
+                // A body of its own, which is no duplicate without a key.
+                false => format!(r#"{{"type":"made","n":{n},"data":{{"customer":{{}}}}}}"#),
+            };
+            send(&service, signed(&of, &body)).await.assert_ok();
+        }
+        let events = log.events();
+        let told: Vec<_> = events
+            .iter()
+            .filter(|line| line["message"].contains("none of the first 100 deliveries"))
+            .map(|line| (&*line["field"], &*line["pointers"], &*line["last"]))
+            .collect();
+        let expected = [
+            ("key", "/id", "nothing stands there"),
+            (
+                "order",
+                "/data/customer, /customer/0/id",
+                "`/data/customer` is an object, and not a string or an integer",
+            ),
+        ];
+        match found_at {
+            Some(50) => assert!(told.is_empty(), "{told:?}"),
+            _ => assert_eq!(told, expected),
+        }
+    }
+}
+
+/// The id of a chat has at most 1,024 bytes in a row, and refusing a longer one would lose an event.
+#[tokio::test]
+async fn a_chat_with_a_long_id_has_its_order_and_is_found_and_forgotten() {
+    let (inbox, of) = (Inbox::new(MemoryQueue::new()), acme());
+    let service = accepting(&inbox, &of);
+    let long = "\u{e9}".repeat(1 << 18);
+    let chats = [
+        long.clone(),
+        format!("{long}."),
+        long.clone(),
+        "short".into(),
+    ];
+    for (n, chat) in chats.iter().enumerate() {
+        let body = format!(r#"{{"type":"made","id":{n},"data":{{"customer":"{chat}"}}}}"#);
+        send(&service, signed(&of, &body)).await.assert_ok();
+    }
+    let all = inbox.list(&Filter::default(), Page::oldest(9)).await;
+    let stored = all.unwrap().events.into_iter().map(|it| it.chat.unwrap());
+    let stored: Vec<_> = stored.collect();
+    assert!(stored.iter().all(|chat| chat.len() <= 1_024), "{stored:?}");
+    assert_eq!(stored[0], stored[2]);
+    assert_ne!(stored[0], stored[1]);
+    for chat in [&long, &stored[0]] {
+        let filter = Filter::default().chat(chat);
+        let found = ids(&inbox, &filter, Page::oldest(9)).await;
+        assert_eq!(found, [EventId(1), EventId(3)]);
+    }
+
+    // Its first event fails, and the second one waits.
+    let failing =
+        EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::retry("no")));
+    let webhooks = Webhooks::without_secrets().sender(of.0.clone());
+    let mut routes = inbox.routes();
+    let running = routes
+        .handle(webhooks, failing)
+        .and_then(|()| routes.start());
+    let running = running.unwrap();
+    let blocked = async || inbox.blocked_lanes(Some(&long), None, 9).await.unwrap();
+    eventually("a lane is blocked", async || !blocked().await.is_empty()).await;
+    let blocked = blocked().await;
+    assert_eq!((blocked.len(), blocked[0].event.id), (1, EventId(1)));
+    assert_eq!(blocked[0].waiting, 1);
+    running.drain(SECOND).await.unwrap();
+
+    let discarded = Filter::default().chat(&long).states([EventState::Waiting]);
+    let discarded = inbox.discard_all(&discarded).await.unwrap().unwrap();
+    assert_eq!(discarded.changed, 1);
+    assert_eq!(inbox.forget(&long).await.unwrap(), 2);
+    let left = inbox.get(EventId(2)).await.unwrap().unwrap();
+    assert!(left.body.is_some());
 }

@@ -2,6 +2,7 @@
 
 mod answers;
 #[cfg(feature = "moka")]
+mod bodies;
 mod builder;
 mod cancellation;
 mod compile_errors;

@@ -607,6 +607,20 @@ impl Event for Anything {
     type Payload = Value;
 }
 
+/// A field may stand in a body as often as it has room.
+#[test]
+fn a_payload_is_warned_of_16_times_at_most() {
+    let fields = r#""rating":"x","user":{"name":7},"requestedExperts":[1],"#;
+    let body = format!(
+        r#"{{{}"id":"chat-1"}}"#,
+        fields.repeat((1 << 20) / fields.len())
+    );
+    let raw = RawDelivery::new(EventKind::CHAT_RATED, body);
+    let (rated, warnings) = warnings_of(|| Delivery::<ChatRated>::decode(raw).unwrap());
+    assert_eq!(rated.payload.id.as_deref(), Some("chat-1"));
+    assert_eq!(warnings.len(), 16);
+}
+
 #[tokio::test]
 async fn value_refuses_json_of_more_than_127_levels() {
     let nested = |levels: usize| {

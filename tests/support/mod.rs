@@ -10,6 +10,7 @@
 #![allow(clippy::return_self_not_must_use)]
 
 #[cfg(feature = "postgres")]
+pub mod bodies;
 pub mod database;
 pub mod delivery;
 pub mod history;

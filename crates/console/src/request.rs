@@ -2,10 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::HeaderValue;
-use serde::Deserialize;
-use tower_webhook::inbox::{Action as Done, EventId, EventState, Filter, Inbox, Page, Scope, Seen};
-use tower_webhook::{EventKind, IdempotencyKey, RouteName};
+use serde::{Deserialize, Deserializer};
+use tower_webhook::inbox::{
+    Action as Done, EventId, EventState, Filter, Inbox, Page, Scope, Seen, escaped, unescaped,
+};
+use tower_webhook::{EventKind, RouteName};
 
 use super::bulk::Action;
 use super::page::clamped;
@@ -51,14 +52,16 @@ pub(super) const ROWS: usize = 40;
 /// The longest text in a payload that is looked for, in characters.
 const LONGEST_TEXT: usize = 200;
 
-/// The filter of a list, as in a URL.
+/// The filter of a list, as in a URL. Texts of senders are [escaped], since a field of a form has one line.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Search {
     pub(super) state: String,
     pub(super) route: String,
     pub(super) kind: String,
+    #[serde(deserialize_with = "line")]
     pub(super) chat: String,
+    #[serde(deserialize_with = "line")]
     pub(super) key: String,
     /// The number of hours within which the event was accepted, or failed last if that is its state.
     pub(super) hours: String,
@@ -66,8 +69,10 @@ pub(super) struct Search {
     pub(super) from: String,
     pub(super) until: String,
     /// A text in an error of the event.
+    #[serde(deserialize_with = "line")]
     pub(super) error: String,
     /// A text in the payload of the event.
+    #[serde(deserialize_with = "line")]
     pub(super) payload: String,
     pub(super) order: String,
     /// The format of an export.
@@ -109,7 +114,7 @@ impl Search {
         if console.hides_payloads && text(&self.payload).is_some() {
             return Err(Problem::bad("Payloads are hidden."));
         }
-        let payload = text(&self.payload);
+        let payload = read_line(&self.payload);
         let is_long = |text: &String| text.chars().count() > LONGEST_TEXT;
         if payload.as_ref().is_some_and(is_long) {
             let reason = format!("A text in the payload has at most {LONGEST_TEXT} characters.");
@@ -134,12 +139,12 @@ impl Search {
             let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
             filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
         }
-        filter.chat = text(&self.chat);
-        filter.error = text(&self.error);
+        filter.chat = read_line(&self.chat);
+        filter.error = read_line(&self.error);
         filter.body = payload;
-        if let Some(key) = text(&self.key) {
-            let wrong = || Problem::bad("The key contains characters that no header can have.");
-            filter.key = Some(self::key(&key).ok_or_else(wrong)?);
+        if let Some(key) = read_line(&self.key) {
+            let wrong = |error| Problem::bad(format!("This is no key: {error}."));
+            filter.key = Some(key.parse().map_err(wrong)?);
         }
         Ok(filter)
     }
@@ -201,14 +206,11 @@ impl Search {
             state,
             route: joined(&filter.routes),
             kind: joined(&filter.kinds),
-            chat: filter.chat.clone().unwrap_or_default(),
-            key: filter
-                .key
-                .as_ref()
-                .map_or(String::new(), ToString::to_string),
+            chat: line_of(filter.chat.as_deref()),
+            key: line_of(filter.key.as_ref().map(ToString::to_string).as_deref()),
             from: time(filter.accepted_from.or(filter.failed_from)),
             until: time(filter.accepted_until.or(filter.failed_until)),
-            error: filter.error.clone().unwrap_or_default(),
+            error: line_of(filter.error.as_deref()),
             ..Self::default()
         }
     }
@@ -262,8 +264,19 @@ impl Search {
     }
 }
 
-pub(super) fn key(text: &str) -> Option<IdempotencyKey> {
-    IdempotencyKey::new(HeaderValue::from_str(text).ok()?)
+/// A text that was typed, as a field of a form can have it.
+fn line<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    let typed = String::deserialize(from)?;
+    Ok(escaped(&unescaped(typed.trim())).into_owned())
+}
+
+fn line_of(text: Option<&str>) -> String {
+    text.map(escaped).unwrap_or_default().into_owned()
+}
+
+/// What a field stands for, if it is not empty.
+pub(super) fn read_line(line: &str) -> Option<String> {
+    text(line).map(|line| unescaped(&line).into_owned())
 }
 
 fn states(name: &str) -> Result<Vec<EventState>, Problem> {

@@ -20,6 +20,7 @@ use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
+use tower_webhook::IdempotencyKey;
 use tower_webhook::inbox::{
     BlockedLane, EventId, EventState, EventSummary, Filter, Inbox, Listed, Page, Which,
 };
@@ -32,7 +33,7 @@ use super::history::{history, refusals};
 use super::page::{self, View, Wrong};
 use super::problem::Problem;
 use super::reading::{More, SEARCH, read};
-use super::request::{ROWS, Search, action, find_bulk, id, inbox, key, text};
+use super::request::{ROWS, Search, action, find_bulk, id, inbox, read_line, text};
 use super::settings::Console;
 
 impl Console {
@@ -307,7 +308,7 @@ async fn find(
 ) -> Answer {
     let Query(search) = search?;
     let nothing = || Problem::bad("Which chat, key or number of an event?");
-    let wanted = text(&search.id).ok_or_else(nothing)?;
+    let wanted = read_line(&search.id).ok_or_else(nothing)?;
     let inbox = inbox(&view.console)?;
     let number = async {
         match wanted.parse() {
@@ -315,7 +316,8 @@ async fn find(
             Err(_) => Ok(None),
         }
     };
-    let of_key = key(&wanted).map(|key| Filter::default().key(key));
+    let of_key = wanted.parse().ok();
+    let of_key = of_key.map(|key: IdempotencyKey| Filter::default().key(key));
     let of_chat = Filter::default().chat(&wanted);
     let (number, of_key, of_chat) =
         // The same text can be a number, a key and a chat, so nobody has to say which.

@@ -180,7 +180,7 @@ async fn a_key_is_joined_of_several() {
         ),
         (json!(""), json!("sent"), "1", Ok(None)),
         (json!("e-1"), json!("sent"), "", Ok(None)),
-        (json!(null), json!("sent"), "1", Err(())),
+        (json!(null), json!("sent"), "1", Ok(None)),
         (json!(["e-1"]), json!("sent"), "1", Err(())),
         (json!(long), json!("sent"), "1", Err(())),
     ] {
@@ -211,4 +211,48 @@ async fn a_key_is_joined_of_several() {
         let changes = json!({"key": {"join": ["/id", "x-part"]}, "signature.content": content});
         assert_eq!(described(changes).unwrap().covers_key(), covers);
     }
+}
+
+/// Slack says so in a body without `event`, and asks again until it is acknowledged.
+#[tokio::test]
+async fn the_first_event_type_that_is_there_counts() {
+    let secret = Secret::new("secret").unwrap();
+    for (body, event) in [
+        (
+            r#"{"type":"app_rate_limited","team_id":"T1"}"#,
+            r#"["app_rate_limited",null]"#,
+        ),
+        (
+            r#"{"type":"event_callback","event_id":"Ev1","event":{"type":"message"}}"#,
+            r#"["message","Ev1"]"#,
+        ),
+        // What leads to no text leads on.
+        (r#"{"type":"a","event":{"type":["b"]}}"#, r#"["a",null]"#),
+        (r#"{"type":"a","event":{"type":null}}"#, r#"["a",null]"#),
+        (r#"{"type":"a","event":"b"}"#, r#"["a",null]"#),
+        (r#"{"type":"a","event":null}"#, r#"["a",null]"#),
+        (r#"{"type":"a","event":[]}"#, r#"["a",null]"#),
+    ] {
+        let slack = Sender::slack();
+        let answered = receive(secret.clone(), &slack, signed(&slack, &secret, body)).await;
+        assert_eq!(answered.body, event);
+    }
+    for body in [
+        r#"{"type":["a"],"event":{"type":["b"]}}"#,
+        r#"{"type":null,"event":{"type":null}}"#,
+        r#"{"event":"b"}"#,
+        r#"{"type":"a","event":{"type":"b"},"event":{}}"#,
+        r#"{"event":{}}"#,
+    ] {
+        let slack = Sender::slack();
+        let answered = receive(secret.clone(), &slack, signed(&slack, &secret, body)).await;
+        answered.assert_problem(400, "unreadable-event");
+    }
+    let error = described(json!({"kind": ["/a", "x-b"]})).unwrap_err();
+    assert!(
+        error.contains("kind: \"x-b\" is no JSON pointer"),
+        "{error}"
+    );
+    let error = described(json!({"kind": 7})).unwrap_err();
+    assert!(error.contains("a list of JSON pointers"), "{error}");
 }

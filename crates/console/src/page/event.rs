@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use serde::de::IgnoredAny;
 use tower_webhook::EventType;
 use tower_webhook::inbox::{
-    Action, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope,
+    Action, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope, escaped,
 };
 
 use super::super::reading::More;
@@ -127,7 +127,7 @@ fn summary(view: &View, event: &EventSummary) -> Markup {
             dt { "Key" }
             dd {
                 @match &event.key {
-                    Some(key) => code { (clip(&key.as_bytes().escape_ascii().to_string(), 200)) },
+                    Some(key) => code { (clip(&escaped(&key.to_string()), 200)) },
                     None => span.quiet { "none" },
                 }
             }
@@ -135,12 +135,18 @@ fn summary(view: &View, event: &EventSummary) -> Markup {
     }
 }
 
+/// The start of a header's value, which may be as long as all headers of a request.
+fn start(value: &[u8], most: usize) -> String {
+    let read = &value[..value.len().min(most + 1)];
+    clip(&read.escape_ascii().to_string(), most)
+}
+
 fn headers(record: &EventRecord) -> Markup {
     html! {
         dl #headers {
             @for (name, value) in record.headers.iter().take(HEADERS) {
                 dt { (clip(name.as_str(), 60)) }
-                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 260)) } }
+                dd { code { (start(value.as_bytes(), 260)) } }
             }
         }
     }
@@ -270,13 +276,7 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
     let Some(body) = &record.body else {
         return html! { p.quiet { "The body was deleted." } };
     };
-    let text = String::from_utf8_lossy(body);
-    // Only whether it is JSON: parsed values would lose the order of keys and digits of large numbers.
-    let text = match serde_json::from_slice::<IgnoredAny>(body) {
-        Ok(_) => Cow::Owned(indented(&text, MOST)),
-        Err(_) => text,
-    };
-    let shown = clip(&text, MOST);
+    let (shown, is_cut) = beginning(body);
     let mut times = 0;
     html! {
         pre tabindex="0" aria-label="Payload" {
@@ -290,8 +290,27 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
                 }
             }
         }
-        @if shown != text { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
+        @if is_cut { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
     }
+}
+
+/// Returns what is shown of a body, and whether that is only its beginning. The page asks again each second, so nothing
+/// reads more of the body than can be shown: [`MOST`] characters of an escape each.
+fn beginning(body: &[u8]) -> (String, bool) {
+    let read = &body[..body.len().min(6 * MOST)];
+    let text = String::from_utf8_lossy(read);
+    // Only whether it is JSON: parsed values would lose the order of keys and digits of large numbers.
+    let is_json = match serde_json::from_slice::<IgnoredAny>(read) {
+        Ok(_) => true,
+        Err(error) => error.is_eof() && read.len() < body.len(),
+    };
+    let text = match is_json {
+        true => Cow::Owned(indented(&text, MOST)),
+        false => text,
+    };
+    let shown = clip(&text, MOST);
+    let is_cut = shown != text || read.len() < body.len();
+    (shown, is_cut)
 }
 
 /// Indents JSON, keeps the order of its keys, and decodes its strings. Ends after `most` bytes: a line costs its depth, so
@@ -429,7 +448,7 @@ mod tests {
     use serde::de::IgnoredAny;
     use serde_json::Value;
 
-    use super::{MOST, in_millis, indented};
+    use super::{MOST, beginning, in_millis, indented};
 
     #[test]
     fn payloads_keep_the_order_of_their_keys() {
@@ -473,6 +492,36 @@ mod tests {
         }
         let nested = indented(&"[".repeat(depth), MOST);
         assert!(nested.len() < 4 * MOST, "{}", nested.len());
+    }
+
+    #[test]
+    fn a_body_is_read_as_far_as_it_is_shown() {
+        let half = 1 << 19;
+        for json in [
+            "[".repeat(half) + &"]".repeat(half),
+            format!("{{\"{}\":1}}", "x".repeat(2 * half)),
+            format!("[\"{}\"]", "\\u00eb".repeat(half / 3)),
+            format!("[1{}]", ",1".repeat(500_000)),
+            format!("{{{}\"a\":1}}", " ".repeat(2 * half)),
+        ] {
+            let (shown, is_cut) = beginning(json.as_bytes());
+            assert!(is_cut && shown.len() <= MOST + "…".len(), "{}", shown.len());
+            // What is behind can say anything.
+            let (mut other, read) = (json.clone().into_bytes(), 6 * MOST);
+            other[read..].fill(b'!');
+            assert_eq!(beginning(&other), (shown, true));
+        }
+        let (shown, is_cut) = beginning(br#"{"a":[1]}"#);
+        assert_eq!(
+            (shown.as_str(), is_cut),
+            ("{\n  \"a\": [\n    1\n  ]\n}", false)
+        );
+        // What is cut, and what is no JSON.
+        for text in ["[1,", "plain", "{\"a\":}"] {
+            assert_eq!(beginning(text.as_bytes()), (text.to_owned(), false));
+        }
+        let text = "plain ".repeat(50_000);
+        assert_eq!(beginning(text.as_bytes()).0, format!("{}…", &text[..MOST]));
     }
 
     #[test]

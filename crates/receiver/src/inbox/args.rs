@@ -1,11 +1,11 @@
 //! The options of `inbox`.
 
+use std::convert::Infallible;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::{ArgGroup, Args, Subcommand};
-use http::HeaderValue;
-use tower_webhook::inbox::{EventId, EventState, Filter, Scope};
+use tower_webhook::inbox::{EventId, EventState, Filter, Scope, unescaped};
 use tower_webhook::{EventKind, IdempotencyKey, RouteName};
 
 #[derive(Args)]
@@ -101,7 +101,7 @@ pub(crate) enum Command {
     /// and when, with a digest of the chat's id. If the command is interrupted, repeat it.
     Forget {
         /// The id of the chat
-        #[arg(value_name = "CHAT")]
+        #[arg(value_name = "CHAT", value_parser = chat)]
         chat: String,
         /// Why, for the list of actions
         #[arg(long, value_name = "TEXT")]
@@ -197,10 +197,10 @@ pub(crate) struct Matching {
     #[arg(long, value_name = "KIND")]
     kind: Vec<EventKind>,
     /// Events of the chat with this id
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = chat)]
     chat: Option<String>,
     /// The event with this idempotency key
-    #[arg(long, value_name = "KEY", value_parser = key)]
+    #[arg(long, value_name = "KEY")]
     key: Option<IdempotencyKey>,
     /// Events that have failed with an error that contains this text, ignoring ASCII case
     #[arg(long, value_name = "TEXT")]
@@ -303,9 +303,9 @@ impl Command {
     }
 }
 
-fn key(text: &str) -> Result<IdempotencyKey, &'static str> {
-    let value = HeaderValue::from_str(text).map_err(|_| "this cannot be the value of a header")?;
-    IdempotencyKey::new(value).ok_or("a key is not empty")
+/// The id of a chat as the other commands show it.
+fn chat(text: &str) -> Result<String, Infallible> {
+    Ok(unescaped(text).into_owned())
 }
 
 fn age(text: &str) -> Result<Duration, String> {

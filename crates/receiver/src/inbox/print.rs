@@ -5,8 +5,10 @@ use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use serde_json::Value;
 use tower_webhook::inbox::{
-    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Scope, Stats, expected,
+    Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Scope, Stats, escaped,
+    expected,
 };
 use tower_webhook::{EventKind, EventType};
 
@@ -37,12 +39,12 @@ fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> 
             event.id.to_string(),
             event.state.to_string(),
             short(&event_type(event, &event.kind)),
-            short(event.chat.as_deref().unwrap_or("-")),
+            short(&event.chat.as_deref().map_or("-".into(), escaped)),
             short(
                 &event
                     .key
                     .as_ref()
-                    .map_or("-".to_owned(), ToString::to_string),
+                    .map_or("-".into(), |key| escaped(&key.to_string()).into_owned()),
             ),
             ago(event.accepted_at),
             event.failures.to_string(),
@@ -96,7 +98,7 @@ pub(crate) fn lanes(lanes: &[BlockedLane]) -> io::Result<()> {
             event.id.to_string(),
             event.state.to_string(),
             short(&event_type(event, &event.kind)),
-            short(event.chat.as_deref().unwrap_or("-")),
+            short(&event.chat.as_deref().map_or("-".into(), escaped)),
             ago(lane.since),
             lane.waiting.to_string(),
         ]
@@ -128,7 +130,7 @@ pub(crate) fn gaps(gaps: &[EventSummary]) -> io::Result<()> {
     let rows = gaps.iter().map(|event| {
         [
             event.id.to_string(),
-            short(event.chat.as_deref().unwrap_or("-")),
+            short(&event.chat.as_deref().map_or("-".into(), escaped)),
             short(&event_type(event, &event.kind)),
             ago(event.accepted_at),
             missing(event)
@@ -230,6 +232,21 @@ fn printable_json(json: &str) -> String {
     printable
 }
 
+/// Indents JSON of so many bytes, unless it would become 16 times as long: in 127 brackets, a line costs 256 bytes for a
+/// comma.
+fn indented(value: &Value, length: usize) -> serde_json::Result<String> {
+    let mut text = vec![0; 16 * length.max(64)];
+    let mut room = &mut text[..];
+    match serde_json::to_writer_pretty(&mut room, value) {
+        Ok(()) => {
+            let left = room.len();
+            text.truncate(text.len() - left);
+            String::from_utf8(text).map_err(serde::ser::Error::custom)
+        }
+        Err(_) => serde_json::to_string(value),
+    }
+}
+
 pub(crate) fn short(text: &str) -> String {
     let text = printable(text);
     if text.chars().count() <= WIDEST {
@@ -316,9 +333,7 @@ struct PastFailure<'a> {
 pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
     let text = |body| {
         let text = str::from_utf8(body).ok()?;
-        serde_json::from_str::<serde_json::Value>(text)
-            .ok()
-            .map(|_| text)
+        serde_json::from_str::<Value>(text).ok().map(|_| text)
     };
     let body = record.body.as_deref();
     let payload = body.and_then(text);
@@ -365,10 +380,10 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
         printable(&event_type(event, &event.kind))
     )?;
     if let Some(chat) = &event.chat {
-        writeln!(out, "chat      {}", printable(chat))?;
+        writeln!(out, "chat      {}", escaped(chat))?;
     }
     if let Some(key) = &event.key {
-        writeln!(out, "key       {}", printable(&key.to_string()))?;
+        writeln!(out, "key       {}", escaped(&key.to_string()))?;
     }
     writeln!(out, "accepted  {}", time(event.accepted_at))?;
     if let Some(settled) = event.settled_at {
@@ -401,11 +416,8 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     writeln!(out)?;
     match &record.body {
         None => writeln!(out, "(the body was deleted)"),
-        Some(body) => match serde_json::from_slice::<serde_json::Value>(body) {
-            Ok(value) => {
-                let json = serde_json::to_string_pretty(&value)?;
-                writeln!(out, "{}", printable_json(&json))
-            }
+        Some(body) => match serde_json::from_slice(body) {
+            Ok(value) => writeln!(out, "{}", printable_json(&indented(&value, body.len())?)),
             Err(_) => writeln!(out, "{}", body.escape_ascii()),
         },
     }
@@ -471,4 +483,27 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
             kinds: kinds.collect(),
         },
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_indented_body_is_at_most_16_times_as_long() {
+        let (open, close) = ("[".repeat(126), "]".repeat(126));
+        let ones = format!("{open}1{}{close}", ",1".repeat(500_000));
+        let nested = format!("{}{}", "[".repeat(127), "]".repeat(127));
+        for (json, is_indented) in [
+            (ones.as_str(), false),
+            (&nested, false),
+            (r#"{"a":[1,{"b":"c"}],"d":{}}"#, true),
+            (&format!("[1{}]", ",1".repeat(500_000)), true),
+            (&format!(r#"{{"{}":1}}"#, "x".repeat(1 << 20)), true),
+        ] {
+            let text = indented(&serde_json::from_str(json).unwrap(), json.len()).unwrap();
+            assert_eq!(text.contains('\n'), is_indented, "{}", text.len());
+            assert!(text.len() <= 16 * json.len(), "{}", text.len());
+        }
+    }
 }

@@ -297,14 +297,17 @@ fn lines(headers: &HeaderMap) -> String {
 }
 
 fn payload(event: &EventReport) -> Markup {
-    let text = serde_json::from_slice::<Value>(&event.body)
+    // Indented, a body of brackets and commas takes up to 128 times its bytes, so only what may be shown is read.
+    let read = &event.body[..event.body.len().min(6 * MAX_PAYLOAD)];
+    let text = serde_json::from_slice::<Value>(read)
         .and_then(|json| serde_json::to_string_pretty(&json))
-        .unwrap_or_else(|_| String::from_utf8_lossy(&event.body).into_owned());
+        .unwrap_or_else(|_| String::from_utf8_lossy(read).into_owned());
     let (start, is_whole) = clip(&text, MAX_PAYLOAD);
+    let is_whole = is_whole && read.len() == event.body.len();
     html! {
         @if !is_whole {
             p.small {
-                span.quiet { "The first " (start.len()) " of " (text.len()) " bytes. " }
+                span.quiet { "This is the beginning of " (event.body.len()) " bytes. " }
                 a href={ "/events/" (event.id) "/payload" } { "The whole payload" }
             }
         }
