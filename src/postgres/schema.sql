@@ -118,6 +118,12 @@ CREATE INDEX head_tried ON {schema}.head (lane) WHERE is_tried AND own = 0;
 CREATE TABLE {schema}.clock (seen bigint NOT NULL, steady_since bigint NOT NULL);
 INSERT INTO {schema}.clock VALUES ({schema}.micros(), 0);
 
+-- Calls that may have taken events for nobody and were given up, for an hour: one that begins after that has no effect.
+CREATE TABLE {schema}.given_up (
+    call text COLLATE "C" PRIMARY KEY,
+    at bigint NOT NULL
+);
+
 CREATE TABLE {schema}.wait (
     lane bigint NOT NULL,
     seq bigint NOT NULL,

@@ -259,7 +259,13 @@ impl PostgresServer {
         run(&mut promote);
     }
 
-    fn data(&self) -> PathBuf {
+    /// What it has logged since it was started last.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// The directory of its files.
+    pub fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 

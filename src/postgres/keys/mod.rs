@@ -183,6 +183,11 @@ impl PostgresStore {
         })
     }
 
+    #[cfg(test)]
+    pub(crate) async fn purge_some(&self) -> Result<u64, StoreError> {
+        Ok(self.purge_step(None).await?.purged)
+    }
+
     /// Counts a key that was claimed, and purges a little now and then.
     fn claimed(&self) {
         let claims = self.shared.claims.fetch_add(1, Ordering::Relaxed) + 1;

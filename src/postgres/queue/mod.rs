@@ -14,6 +14,8 @@ mod list;
 mod measure;
 mod parameters;
 mod places;
+#[cfg(test)]
+mod plans;
 mod purge;
 mod rows;
 mod search;
