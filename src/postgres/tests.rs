@@ -22,7 +22,7 @@ use self::database::count;
 pub(super) use self::database::{Database, execute};
 use self::program::{PATIENCE, Peer, say};
 use super::engine::{Migration, Migrations, Tables};
-use super::schema::MIGRATIONS;
+use super::schema::{MIGRATIONS, TABLES};
 use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
@@ -33,7 +33,7 @@ use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
 async fn migrate(database: &Database, migrations: Migrations) -> Result<(), Error> {
     Tables::new(database.pool(1).await)
-        .migrate(migrations)
+        .migrate(migrations, TABLES)
         .await
 }
 

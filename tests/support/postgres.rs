@@ -382,7 +382,7 @@ fn is_ready(data: &Path) -> bool {
 }
 
 /// The directory of the newest server's programs, which Debian does not put into the `PATH`.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     let needed = ["postgres", "initdb", "pg_basebackup", "pg_ctl"];
     let has_server = |dir: &PathBuf| needed.iter().all(|name| dir.join(name).is_file());
     let path = env::var_os("PATH").unwrap_or_default();
