@@ -519,6 +519,16 @@ impl Inbox {
         measured.await.is_ok_and(is_open)
     }
 
+    /// Whether the workers of this process can take events from the queue: false when none of a worker's claims has succeeded
+    /// for 10 s. Events of new chats may be handled all the same, but no retried one. The log has the reason.
+    ///
+    /// This is an alarm, and no question for the readiness of your application, as deliveries are accepted: see
+    /// [`is_ready`](Self::is_ready).
+    #[must_use]
+    pub fn can_claim(&self) -> bool {
+        self.shared.workers.can_claim()
+    }
+
     /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
     ///
     /// It asks the queue at intervals that double from 1 ms up to a minute. It can wait for days while an event is

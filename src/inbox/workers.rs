@@ -37,6 +37,8 @@ pub(super) trait Local: Send + Sync {
     fn tripped(&self) -> Vec<(EventType, Instant)>;
     /// Makes an event the next probe of its kind if that is tripped, and returns whether it is.
     fn probe(&self, kind: &EventType, id: EventId) -> bool;
+    /// Whether a claim has succeeded since it was asked for, or may yet.
+    fn can_claim(&self) -> bool;
     fn check(&self);
     /// Whether it handles a route.
     fn handles(&self, route: &RouteName) -> bool;
@@ -102,6 +104,11 @@ impl Workers {
             .iter()
             .flat_map(|registered| registered.worker.idle(time));
         idle.collect()
+    }
+
+    pub(super) fn can_claim(&self) -> bool {
+        let all = lock(&self.all);
+        all.iter().all(|registered| registered.worker.can_claim())
     }
 
     /// Makes all workers ask the queue which of their leases are still held.

@@ -1,6 +1,6 @@
 //! The schema that the store and the inbox share.
 
-use super::engine::{Migration, Migrations};
+use super::engine::{Migration, Migrations, Table};
 
 /// The schema, version by version. Until 0.1.0 is published, every change goes into version 1. After that, a version adds
 /// what its release needs, and gives a function that takes or returns something else another name, so that processes of
@@ -22,3 +22,24 @@ pub(crate) const MIGRATIONS: Migrations = &[Migration {
         include_str!("functions/purge.sql"),
     ),
 }];
+
+/// What a queue uses: all tables.
+pub(crate) const TABLES: &[Table] = &[
+    ("keys", "body"),
+    ("kinds", "note"),
+    ("events", "kind"),
+    ("head", "due"),
+    ("clock", "seen"),
+    ("given_up", "at"),
+    ("wait", "due"),
+    ("aside", "due"),
+    ("dead", "at"),
+    ("ended", "at"),
+    ("failures", "at"),
+    ("actions", "at"),
+    ("counts", "number"),
+    ("changed", "event"),
+];
+
+/// What a store uses.
+pub(crate) const TABLES_OF_KEYS: &[Table] = &[TABLES[0]];

@@ -115,8 +115,19 @@ CREATE INDEX head_tried ON {schema}.head (lane) WHERE is_tried AND own = 0;
 
 -- One row: when somebody looked at the server's clock, within some seconds, and since when it has not jumped ahead by an
 -- hour, nor has there been an hour in which nobody did.
-CREATE TABLE {schema}.clock (seen bigint NOT NULL, steady_since bigint NOT NULL);
-INSERT INTO {schema}.clock VALUES ({schema}.micros(), 0);
+-- As all tables, it has a key: without one, PostgreSQL refuses changes of a table that is replicated.
+CREATE TABLE {schema}.clock (
+    one boolean PRIMARY KEY DEFAULT true CHECK (one),
+    seen bigint NOT NULL,
+    steady_since bigint NOT NULL
+);
+INSERT INTO {schema}.clock (seen, steady_since) VALUES ({schema}.micros(), 0);
+
+-- Calls that may have taken events for nobody and were given up, for an hour: one that begins after that has no effect.
+CREATE TABLE {schema}.given_up (
+    call text COLLATE "C" PRIMARY KEY,
+    at bigint NOT NULL
+);
 
 CREATE TABLE {schema}.wait (
     lane bigint NOT NULL,

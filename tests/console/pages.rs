@@ -1,5 +1,6 @@
 //! What the pages show, and how large they are.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tower_webhook::inbox::internal;
@@ -179,6 +180,21 @@ async fn a_queue_that_cannot_be_read_is_critical() {
     overview(Console::new().hide_payloads())
         .await
         .shows("The queue cannot be read: the log has the reason.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_can_claim_nothing_is_critical() {
+    let queue = FaultyQueue::new(MemoryQueue::new());
+    let faults = Arc::clone(&queue.faults);
+    let inbox = Inbox::new(queue.shared());
+    let worker = inbox.work(NotingCrm::default().router()).spawn();
+    let app = Console::new().inbox(inbox.clone()).router();
+    faults.claims_nothing.store(true, Ordering::SeqCst);
+    sleep(60 * SECOND).await;
+    get(&app, "/")
+        .await
+        .shows("<b>Critical: </b>The worker of this process cannot take events from the queue");
+    worker.drain(SECOND).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

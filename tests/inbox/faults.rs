@@ -140,6 +140,34 @@ impl Calls for OddQueue {
     }
 }
 
+/// Events are accepted, and those that can begin at once are handled.
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_can_claim_nothing_says_so() {
+    let queue = FaultyQueue::new(MemoryQueue::new());
+    let faults = Arc::clone(&queue.faults);
+    let inbox = Inbox::new(queue.shared());
+    assert!(inbox.can_claim(), "there is no worker");
+    let crm = NotingCrm::default();
+    let worker = inbox.work(crm.router()).spawn();
+    sleep(MINUTE).await;
+    assert!(inbox.can_claim());
+
+    faults.claims_nothing.store(true, Ordering::SeqCst);
+    sleep(5 * SECOND).await;
+    assert!(inbox.can_claim(), "it may be over soon");
+    sleep(MINUTE).await;
+    assert!(!inbox.can_claim());
+    assert!(inbox.is_ready().await);
+    send(&webhooks(&inbox), event("chat", 1)).await.assert_ok();
+    sleep(SECOND).await;
+    assert_eq!(crm.handled(), 1);
+
+    faults.claims_nothing.store(false, Ordering::SeqCst);
+    sleep(10 * SECOND).await;
+    assert!(inbox.can_claim());
+    worker.drain(SECOND).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn limits_without_an_end_end_no_task() {
     let log = Log::capture(Level::WARN);

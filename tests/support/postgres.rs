@@ -259,7 +259,13 @@ impl PostgresServer {
         run(&mut promote);
     }
 
-    fn data(&self) -> PathBuf {
+    /// What it has logged since it was started last.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.dir.path().join("log")).unwrap_or_default()
+    }
+
+    /// The directory of its files.
+    pub fn data(&self) -> PathBuf {
         self.dir.path().join("data")
     }
 
@@ -376,7 +382,7 @@ fn is_ready(data: &Path) -> bool {
 }
 
 /// The directory of the newest server's programs, which Debian does not put into the `PATH`.
-fn programs() -> PathBuf {
+pub fn programs() -> PathBuf {
     let needed = ["postgres", "initdb", "pg_basebackup", "pg_ctl"];
     let has_server = |dir: &PathBuf| needed.iter().all(|name| dir.join(name).is_file());
     let path = env::var_os("PATH").unwrap_or_default();

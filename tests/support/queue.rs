@@ -265,6 +265,8 @@ pub struct FaultyQueue {
 pub struct Faults {
     /// Every call fails, and has no effect.
     pub is_down: AtomicBool,
+    /// No event can be claimed.
+    pub claims_nothing: AtomicBool,
     /// Leases cannot be extended.
     pub keeps_no_lease: AtomicBool,
     /// Acceptances and settlements take effect, and their callers get an error.
@@ -300,6 +302,16 @@ impl Calls for FaultyQueue {
         let accepted = self.inner()?.accept(event, take).await?;
         unless(&self.faults.loses_answers)?;
         Ok(accepted)
+    }
+
+    async fn claim(
+        &self,
+        of: &[Share],
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        unless(&self.faults.claims_nothing)?;
+        self.inner()?.claim(of, limit, suspects).await
     }
 
     async fn extend(

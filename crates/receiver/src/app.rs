@@ -284,6 +284,7 @@ fn with_queue(
                 .retry(retry)
                 .on_failure(on_failure)
         });
+    setup.telemetry.watch_inbox(inbox.clone());
     let recent = Recent::new();
     #[cfg(feature = "console")]
     {

@@ -8,6 +8,8 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::inbox::Inbox;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{End, FailureBudget, Observation, Observer, Silence, Spent};
@@ -28,6 +30,8 @@ pub(crate) struct Notices {
     dead: Mutex<Dead>,
     has_dead: Notify,
     tripped: Mutex<BTreeSet<EventType>>,
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    inboxes: Mutex<Vec<Inbox>>,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
     spool: std::sync::OnceLock<Spooled>,
 }
@@ -69,6 +73,11 @@ impl Notices {
             tokio::spawn(this.tell_of_alarms(Exec::new(command), pace, budget, silence));
         }
         this
+    }
+
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_inbox(&self, inbox: Inbox) {
+        lock(&self.inboxes).push(inbox);
     }
 
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
@@ -139,6 +148,13 @@ impl Notices {
         for of in &*lock(&self.tripped) {
             let name = ("tripped", Some(of.route.clone()), Some(of.kind.clone()));
             add(name, json!({ "severity": "critical" }));
+        }
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        if !lock(&self.inboxes).iter().all(Inbox::can_claim) {
+            add(
+                ("cannot-claim", None, None),
+                json!({ "severity": "critical" }),
+            );
         }
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
         if let Some(status) = self.spool.get().map(Spooled::status) {

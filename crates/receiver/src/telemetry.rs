@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tower_webhook::EventType;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::inbox::Inbox;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
@@ -18,7 +20,7 @@ pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
     #[cfg(feature = "console")]
     budget: FailureBudget,
-    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     notices: Arc<Notices>,
     #[cfg(feature = "console")]
     silence: Silence,
@@ -40,8 +42,8 @@ impl Telemetry {
         tokio::spawn(silence.clone().watch());
         let budget = FailureBudget::new();
         let notices = Notices::start(args, &budget, &silence);
-        #[cfg(all(feature = "postgres", feature = "sqlite"))]
-        let spools = Arc::clone(&notices);
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        let watches = Arc::clone(&notices);
         #[cfg(feature = "console")]
         let shown = silence.clone();
         #[cfg(feature = "metrics")]
@@ -65,8 +67,8 @@ impl Telemetry {
             observer,
             #[cfg(feature = "console")]
             budget,
-            #[cfg(all(feature = "postgres", feature = "sqlite"))]
-            notices: spools,
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            notices: watches,
             #[cfg(feature = "console")]
             silence: shown,
             #[cfg(feature = "metrics")]
@@ -83,6 +85,12 @@ impl Telemetry {
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn watch_spool(&self, spool: Spooled) {
         self.notices.watch_spool(spool);
+    }
+
+    /// Tells of workers that cannot claim.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_inbox(&self, inbox: Inbox) {
+        self.notices.watch_inbox(inbox);
     }
 
     /// A console with what was seen of all routes.

@@ -41,19 +41,21 @@ const LANE_TURN: u32 = 32;
 /// The time after a settlement in which a worker asks a queue that is not shared for what becomes due.
 const CLAIM_AFTER: Duration = Duration::from_millis(1);
 
-/// Handles an event, and those of its lane that follow.
+/// Handles an event, and those of its lane that follow. One that began at acceptance leaves these to the next claim in a
+/// backlog.
 // Not an `async fn`, which would make room for its arguments twice.
 pub(super) fn run(
     pool: Arc<Pool>,
     first: Attempt,
     (permit, busy): (OwnedSemaphorePermit, Option<Busy>),
+    is_early: bool,
 ) -> impl Future<Output = ()> + Send {
     let mut next = Some(first);
     async move {
         let mut turns = 1;
         while let Some(this) = &next {
             let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
-            let takes_next = turns < LANE_TURN;
+            let takes_next = turns < LANE_TURN && !(is_early && pool.is_behind());
             turns += 1;
             let attempt = pool.attempt(&mut next, takes_next, &span);
             attempt.instrument(span.span()).await;

@@ -50,6 +50,11 @@ pub(super) struct Pool {
     pub(super) is_capped: AtomicBool,
     /// Whether this process has accepted an event for the worker since the last claim.
     pub(super) accepts: AtomicBool,
+    /// How many more attempts may begin at acceptance, before events that have been due for longer: `usize::MAX` while none
+    /// has to wait.
+    early: AtomicUsize,
+    /// Since when a claim has been asked for, and none has succeeded.
+    unable: Mutex<Option<Instant>>,
     /// When the queue is asked for events next. `None` when nothing is known to become due.
     pub(super) plan: Mutex<Option<Instant>>,
     pub(super) wake: Notify,
@@ -131,6 +136,9 @@ impl Drop for Busy {
     }
 }
 
+/// A worker without a claim that succeeded says so after this long.
+const UNABLE: Duration = Duration::from_secs(10);
+
 /// For how long a route counts as busy after an event: so long, no other one takes all places.
 const ACTIVE: Duration = Duration::from_secs(60);
 
@@ -196,6 +204,8 @@ impl Pool {
             permits: Arc::new(Semaphore::new(rules.concurrency)),
             is_capped: false.into(),
             accepts: false.into(),
+            early: usize::MAX.into(),
+            unable: Mutex::default(),
             plan: Mutex::default(),
             wake: Notify::new(),
             suspects: Mutex::default(),
@@ -251,6 +261,46 @@ impl Pool {
             most: self.most(place),
         });
         shares.collect()
+    }
+
+    /// Notes how many attempts a claim has begun, and whether it left others that are due: then as many may begin at
+    /// acceptance until the next claim, so that half of all are of those due longest.
+    pub(super) fn claimed(&self, attempts: usize, is_behind: bool) {
+        let most = self.rules().concurrency;
+        let after = |early: usize| match (is_behind, early) {
+            (false, _) => usize::MAX,
+            (true, usize::MAX) => attempts,
+            (true, early) => (early + attempts).min(most),
+        };
+        let update = |early| Some(after(early));
+        let _ = (self.early).fetch_update(Ordering::Relaxed, Ordering::Relaxed, update);
+    }
+
+    pub(super) fn is_behind(&self) -> bool {
+        self.early.load(Ordering::Relaxed) != usize::MAX
+    }
+
+    /// Whether another attempt may begin at acceptance.
+    pub(super) fn begins_early(&self) -> bool {
+        let begin = |early: usize| match early {
+            usize::MAX => Some(early),
+            early => early.checked_sub(1),
+        };
+        let begun = (self.early).fetch_update(Ordering::Relaxed, Ordering::Relaxed, begin);
+        begun.is_ok()
+    }
+
+    /// Notes that a claim is asked for, or has succeeded.
+    pub(super) fn note_claim(&self, has_succeeded: bool) {
+        let mut unable = lock(&self.unable);
+        *unable = match has_succeeded {
+            true => None,
+            false => Some(unable.unwrap_or_else(Instant::now)),
+        };
+    }
+
+    pub(super) fn can_claim(&self) -> bool {
+        lock(&self.unable).is_none_or(|since| since.elapsed() < UNABLE)
     }
 
     /// Whether another route waits that has fewer attempts in progress: then it has the next place.

@@ -44,8 +44,12 @@ pub(super) async fn produce(pool: Arc<Pool>) {
             permits = permits(&pool) => permits,
         };
         let Ok(permits) = permits else { return };
+        pool.note_claim(false);
         match ask(&pool, permits).await {
-            Ok(()) => pause = Duration::ZERO,
+            Ok(()) => {
+                pause = Duration::ZERO;
+                pool.note_claim(true);
+            }
             Err(error) => {
                 if pause.is_zero() {
                     tracing::error!(
@@ -97,7 +101,12 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
         let busy = of.place(attempt.event.delivery.route());
         let busy = busy.and_then(|place| place.enter(usize::MAX));
         // Boxed, because a task is copied several times.
-        tokio::spawn(Box::pin(run(Arc::clone(&of), attempt, (permit, busy))));
+        tokio::spawn(Box::pin(run(
+            Arc::clone(&of),
+            attempt,
+            (permit, busy),
+            false,
+        )));
     };
     let probe = match pool.has_trips.load(Ordering::Relaxed) {
         true => lock(&pool.trips).begin_probe(),
@@ -135,6 +144,9 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     let shares = pool.shares();
     let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
     pool.is_capped.store(!full.is_empty(), Ordering::Relaxed);
+    // A route that is full may have more that is due.
+    let is_behind = next_due == Some(Duration::ZERO) || !full.is_empty();
+    pool.claimed(attempts.len(), is_behind);
     for attempt in attempts {
         if let Some(permit) = permits.split(1) {
             start(attempt, permit);

@@ -41,6 +41,9 @@ impl Local for Served {
         place.see();
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
         let busy = place.enter(pool.most(place))?;
+        if !pool.begins_early() {
+            return None;
+        }
         Some(Room {
             take,
             // It owns the pool, so that an event is released if the worker is dropped meanwhile.
@@ -51,7 +54,7 @@ impl Local for Served {
                     suspect: None,
                     probe: None,
                 };
-                Box::pin(run(pool, attempt, (permit, Some(busy))))
+                Box::pin(run(pool, attempt, (permit, Some(busy)), true))
             }),
         })
     }
@@ -85,6 +88,10 @@ impl Local for Served {
             pool.wake.notify_one();
         }
         is_next
+    }
+
+    fn can_claim(&self) -> bool {
+        self.pool.upgrade().is_none_or(|pool| pool.can_claim())
     }
 
     fn check(&self) {

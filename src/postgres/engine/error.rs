@@ -30,6 +30,11 @@ pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
             ErrorKind::Unsuitable,
             "the PostgreSQL server takes no writes: connect to the primary".to_owned(),
         ),
+        // As where a table is replicated whose rows have no identity, which the server's own message names.
+        Some("55000") => (
+            ErrorKind::Unsuitable,
+            format!("the PostgreSQL server does not let the tables in the schema `{name}` be changed: end what prevents it"),
+        ),
         Some("57014" | "55P03" | "25P03") => (
             ErrorKind::TimedOut,
             "a time limit of the PostgreSQL server ended the statement: try again".to_owned(),

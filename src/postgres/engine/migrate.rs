@@ -32,7 +32,7 @@ const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// What others committed while a lock was waited for has to be seen. A process that stands still must not keep the lock of
 /// migrations: the server ends its transaction.
-const BEGIN: &str =
+pub(super) const BEGIN: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '2s'";
 
 /// How long a migration keeps statements on its tables waiting while it waits for those before it. Below the

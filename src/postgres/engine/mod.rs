@@ -1,5 +1,6 @@
 //! The user's pool of connections to PostgreSQL, and a schema on it that is versioned.
 
+mod check;
 mod connections;
 mod error;
 mod migrate;
@@ -7,6 +8,7 @@ mod name;
 mod tables;
 mod value;
 
+pub(crate) use self::check::Table;
 pub(crate) use self::connections::Busy;
 pub(crate) use self::error::{code, corrupt, is_locked, is_without_answer};
 pub(crate) use self::migrate::{Migration, Migrations};

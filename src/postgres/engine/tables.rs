@@ -3,6 +3,7 @@
 use futures_util::future::BoxFuture;
 use sqlx::postgres::PgPool;
 
+use super::check::{Table, check_settings, check_tables};
 use super::connections::Pool;
 use super::error::error;
 use super::migrate::{Migrations, migrate};
@@ -33,11 +34,18 @@ impl Tables {
         })
     }
 
-    /// Creates the tables, or upgrades those of an earlier release.
+    /// Creates the tables, or upgrades those of an earlier release. Refuses a database in which these ones cannot be used.
     // A box that this crate makes, so that the program of a user does not compile it.
-    pub(crate) fn migrate(&self, migrations: Migrations) -> BoxFuture<'_, Result<(), Error>> {
+    pub(crate) fn migrate(
+        &self,
+        migrations: Migrations,
+        used: &'static [Table],
+    ) -> BoxFuture<'_, Result<(), Error>> {
         Box::pin(async move {
-            migrate(self.pool.connections(), &self.schema, migrations).await?;
+            let pool = self.pool.connections();
+            check_settings(pool, &self.schema).await?;
+            migrate(pool, &self.schema, migrations).await?;
+            check_tables(pool, &self.schema, used).await?;
             self.pool.warn_if_commits_can_be_lost().await;
             Ok(())
         })

@@ -58,21 +58,52 @@ BEGIN
     )::uuid;
 END $tower_webhook$;
 
--- Gives up the leases of calls whose caller got no answer. Nobody acknowledged them, so they do not count as crashes.
-CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS void
+-- Begins a call that may take events, unless it was given up. Until the call has ended, nobody gives it up.
+CREATE FUNCTION {schema}.begin_call(p_call text) RETURNS text
+LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    PERFORM pg_advisory_xact_lock_shared(hashtextextended(p_call, 0));
+    IF EXISTS (SELECT FROM {schema}.given_up WHERE call = p_call) THEN
+        RAISE EXCEPTION 'the caller has given up' USING ERRCODE = 'TW002';
+    END IF;
+    RETURN set_config('tower_webhook.call', p_call, true);
+END $tower_webhook$;
+
+-- Gives up calls whose caller got no answer, and their leases. Nobody acknowledged them, so they do not count as crashes.
+-- Returns those that need not be given up again: not one that the server is executing, or whose event is locked.
+CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS text[]
 LANGUAGE plpgsql SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
+    v_call text;
+    v_ended text[] := '{}';
+    v_kinds integer[];
     v_head {schema}.head%ROWTYPE;
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    DELETE FROM {schema}.given_up WHERE at < {schema}.micros() - 3600000000;
+    FOREACH v_call IN ARRAY p_calls LOOP
+        IF pg_try_advisory_xact_lock(hashtextextended(v_call, 0)) THEN
+            INSERT INTO {schema}.given_up (call, at) VALUES (v_call, {schema}.micros()) ON CONFLICT (call) DO NOTHING;
+            v_ended := v_ended || v_call;
+        END IF;
+    END LOOP;
+    v_kinds := ARRAY(SELECT k.id FROM {schema}.kinds k WHERE k.is_seen);
     FOR v_head IN
         SELECT h.* FROM {schema}.head h
-        WHERE h.kind = ANY (ARRAY(SELECT k.id FROM {schema}.kinds k WHERE k.is_seen))
-            AND h.is_suspect AND left(h.fence::text, 18) = ANY (p_calls) ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
+        WHERE h.kind = ANY (v_kinds) AND h.is_suspect AND left(h.fence::text, 18) = ANY (v_ended)
+        ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
     LOOP
         UPDATE {schema}.head SET due = {schema}.micros(), is_suspect = crashes > 0, fence = NULL
         WHERE lane = v_head.lane AND own = v_head.own;
         IF v_head.own = 0 THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
     END LOOP;
+    RETURN ARRAY(
+        SELECT c.call FROM unnest(v_ended) AS c (call) WHERE c.call <> ALL (ARRAY(
+            SELECT left(h.fence::text, 18) FROM {schema}.head h
+            WHERE h.kind = ANY (v_kinds) AND h.is_suspect AND h.fence IS NOT NULL
+        ))
+    );
 END $tower_webhook$;
 
 -- Whether another transaction has locked a row of `head`. Otherwise this one has, if there is such a row. Nobody waits: an

@@ -18,7 +18,7 @@ use crate::config::ConfigError;
 use crate::error::Chain;
 use crate::postgres::engine::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::lease::Identity;
-use crate::postgres::schema::MIGRATIONS;
+use crate::postgres::schema::{MIGRATIONS, TABLES_OF_KEYS};
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
 };
@@ -134,7 +134,7 @@ impl PostgresStore {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.tables.migrate(MIGRATIONS).await
+        self.tables.migrate(MIGRATIONS, TABLES_OF_KEYS).await
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.
@@ -181,6 +181,11 @@ impl PostgresStore {
             next: column(&row, 1)?,
             is_last: column(&row, 2)?,
         })
+    }
+
+    #[cfg(test)]
+    pub(crate) async fn purge_some(&self) -> Result<u64, StoreError> {
+        Ok(self.purge_step(None).await?.purged)
     }
 
     /// Counts a key that was claimed, and purges a little now and then.

@@ -22,7 +22,7 @@ use crate::store::{EventKey, Fence};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM (SELECT set_config('tower_webhook.call', $19, true)) AS c (call)
+    FROM (SELECT {schema}.begin_call($19)) AS c (call)
     CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
     ORDER BY o_at";
 

@@ -34,6 +34,9 @@ const RUNNING: &str = concat!(
     " FROM {schema}.actions a WHERE state = 'running' AND number < $1 ORDER BY number DESC LIMIT $2"
 );
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[ALL, OF_EVENT, RUNNING];
+
 /// The parameters that say who does something, and why.
 pub(super) fn by(by: &By) -> [Value; 2] {
     [by.who(), by.reason()].map(|text| Value::Text(text.to_owned()))

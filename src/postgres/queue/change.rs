@@ -41,6 +41,9 @@ const CANCEL: &str = "
     INSERT INTO {schema}.actions (at, who, reason, what, about, changed)
     SELECT {schema}.micros(), $2, $3, 'cancel', number::text, 0 FROM cancelled RETURNING number";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[CHANGE, PAUSE, BEGIN, STEP, CANCEL];
+
 pub(super) struct Changes {
     database: Arc<Database>,
     calls: Arc<Batches<Changing>>,

@@ -24,11 +24,14 @@ use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $16, true)) AS c (call)
+    SELECT o.* FROM (SELECT {schema}.begin_call($16)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
         CASE WHEN c.call IS NOT NULL THEN $1::text[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10::integer[], $11, $12, $13,
         $14, $15
     ) AS o";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[CLAIM];
 
 /// The columns of the last row, which has no event.
 const NEXT_DUE: usize = 15;
@@ -65,7 +68,7 @@ impl Claim {
 
     async fn connect(&self) -> Result<Connected> {
         let database = &self.0.database;
-        database.give_up_unanswered().await;
+        database.give_up_unanswered();
         let connected = database.connect().await;
         connected.map_err(|error| database.error(error))
     }

@@ -26,6 +26,9 @@ const LIST: &str = "
     WHERE series = ANY ($1) AND span = ANY ($7) AND minute >= $2 AND minute < $3
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 2 DESC, 1, 3, 4, 5 LIMIT $6";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[NOTE, LIST];
+
 #[async_trait]
 impl CountEvents for Database {
     async fn stats(&self) -> Result<Stats> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use futures_util::future::{Either, select};
 use sqlx::postgres::PgRow;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 
 use super::batches::{Call, Executed, GRACE, Locked, Result, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
@@ -32,30 +32,32 @@ pub(super) struct Database {
     /// How many of them may read for people.
     reads: Arc<Semaphore>,
     unanswered: Arc<Unanswered>,
+    /// Held while they are given up.
+    gives_up: Arc<Semaphore>,
 }
 
 /// The numbers of calls that may have taken events for nobody: no answer came, and the server may execute them still.
 #[derive(Default)]
-struct Unanswered(Mutex<VecDeque<(Instant, String)>>);
+struct Unanswered(Mutex<VecDeque<String>>);
 
-/// For how long such a call may take effect, and how many are remembered: more than there are in that time, while each
-/// of the connections hangs until it is given up.
-const LATEST: Duration = Duration::from_secs(10 * 60);
+/// How many are remembered: more than there can be while each of the connections hangs until it is given up.
 const MOST_UNANSWERED: usize = 1024;
 
 impl Unanswered {
     fn add(&self, call: String) {
         let mut calls = lock(&self.0);
-        calls.push_back((Instant::now(), call));
+        calls.push_back(call);
         if calls.len() > MOST_UNANSWERED {
             calls.pop_front();
         }
     }
 
     fn all(&self) -> Vec<String> {
-        let mut calls = lock(&self.0);
-        calls.retain(|(at, _)| at.elapsed() < LATEST);
-        calls.iter().map(|(_, call)| call.clone()).collect()
+        lock(&self.0).iter().cloned().collect()
+    }
+
+    fn forget(&self, ended: &[String]) {
+        lock(&self.0).retain(|call| !ended.contains(call));
     }
 }
 
@@ -112,6 +114,7 @@ impl Database {
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             reads: Arc::new(Semaphore::new(MOST_READS)),
             unanswered: Arc::default(),
+            gives_up: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -143,14 +146,26 @@ impl Database {
         rows.map_err(|error| self.error(error))
     }
 
-    /// Gives up what calls without an answer have taken.
-    pub(super) async fn give_up_unanswered(&self) {
+    /// Gives up what calls without an answer have taken, beside its caller. A call that the server has not ended yet is given
+    /// up the next time.
+    pub(super) fn give_up_unanswered(self: &Arc<Self>) {
         let calls = self.unanswered.all();
-        if !calls.is_empty() {
-            let values = [Value::Texts(calls)];
-            // The next claim tries it again.
-            let _ = self.call(GIVE_UP, values).await;
+        if calls.is_empty() {
+            return;
         }
+        let Ok(permit) = Arc::clone(&self.gives_up).try_acquire_owned() else {
+            return;
+        };
+        let database = Arc::clone(self);
+        tokio::spawn(async move {
+            let given_up = timeout(GRACE, database.call_one(GIVE_UP, [Value::Texts(calls)])).await;
+            if let Ok(Ok(row)) = given_up
+                && let Ok(ended) = column::<Vec<String>>(&row, 0)
+            {
+                database.unanswered.forget(&ended);
+            }
+            drop(permit);
+        });
     }
 
     pub(super) async fn call_one(&self, sql: &str, values: impl Into<Vec<Value>>) -> Result<PgRow> {

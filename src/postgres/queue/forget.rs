@@ -17,6 +17,9 @@ use crate::postgres::engine::{Value, column};
 const FORGET: &str =
     "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5, $6, $7, $8)";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[FORGET];
+
 #[async_trait]
 impl ForgetChats for Database {
     async fn forget(

@@ -40,6 +40,9 @@ const NUMBERS: &str = "SELECT min(seq), max(seq) FROM {schema}.events";
 const FROM_NUMBER: &str =
     "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[FIND, FAILURES, KINDS, ROUTES, NUMBERS, FROM_NUMBER];
+
 /// How many numbers of events a step of a search covers at most.
 const LARGEST_STEP: i64 = 50_000;
 

@@ -13,6 +13,9 @@ const MEASURE: &str = "
         SELECT (extract(epoch FROM applied_at) * 1000000)::bigint FROM {schema}.schema_versions ORDER BY version LIMIT 1
     ), NOT (pg_is_in_recovery() OR current_setting('transaction_read_only')::boolean)";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[MEASURE];
+
 #[async_trait]
 impl MeasureTables for Database {
     async fn measure(&self) -> Result<Tables> {

@@ -14,6 +14,8 @@ mod list;
 mod measure;
 mod parameters;
 mod places;
+#[cfg(test)]
+mod plans;
 mod purge;
 mod rows;
 mod search;
@@ -35,7 +37,7 @@ use self::settle::Settle;
 use crate::config::ConfigError;
 use crate::inbox::queue::Queue;
 use crate::postgres::engine::Tables;
-use crate::postgres::schema::MIGRATIONS;
+use crate::postgres::schema::{MIGRATIONS, TABLES};
 use crate::store::OpenError;
 
 /// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
@@ -140,7 +142,7 @@ impl PostgresQueue {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        self.tables.migrate(MIGRATIONS).await
+        self.tables.migrate(MIGRATIONS, TABLES).await
     }
 }
 

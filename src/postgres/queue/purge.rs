@@ -19,6 +19,9 @@ const EVENTS_PER_STEP: i64 = 1000;
 
 const PURGE_COUNTS: &str = "SELECT {schema}.purge_counts($1, $2, $3, $4)";
 
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[PURGE, PURGE_COUNTS];
+
 /// How many counts of each series a step of a purge puts together or deletes.
 const COUNTS_PER_STEP: i64 = 500;
 

@@ -300,7 +300,7 @@ mod tests {
     use super::*;
     use crate::postgres::engine::{Tables, column};
     use crate::postgres::queue::database::Database;
-    use crate::postgres::schema::MIGRATIONS;
+    use crate::postgres::schema::{MIGRATIONS, TABLES};
     use crate::postgres::tests::{self, execute};
 
     fn filter(states: &[EventState], chat: bool, error: bool) -> Filter {
@@ -365,7 +365,7 @@ mod tests {
         async fn create(fill: &str) -> Self {
             let pool = tests::Database::create().await.pool(1).await;
             let tables = Tables::new(pool.clone());
-            tables.migrate(MIGRATIONS).await.unwrap();
+            tables.migrate(MIGRATIONS, TABLES).await.unwrap();
             let lane = Lane::of_chat("chat").0.to_string();
             let fill = tables.schema.sql(fill).replace("{lane}", &lane);
             execute(&pool, &fill).await;

@@ -23,11 +23,14 @@ const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
         o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
-    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $17, true)) AS c (time, call)
+    FROM (SELECT set_config('lock_timeout', '400ms', true), {schema}.begin_call($17)) AS c (time, call)
     CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[SETTLE, EXTEND];
 
 /// How long it may take to release an event that nobody waits for, and the pause after a try that failed.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -3,6 +3,7 @@
 mod clock;
 mod concurrency;
 mod contract;
+mod foreign;
 mod interleavings;
 mod model;
 mod pinned;

@@ -255,14 +255,21 @@ async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
     let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
             'BEGIN PERFORM pg_sleep(8); RETURN NULL; END';
         CREATE CONSTRAINT TRIGGER pause AFTER INSERT ON tower_webhook.events
-            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pause()";
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pause();
+        CREATE TABLE given_up (at timestamptz);
+        CREATE FUNCTION given_up() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN INSERT INTO given_up VALUES (now()); PERFORM pg_sleep(2); RETURN NULL; END';
+        CREATE TRIGGER given_up BEFORE DELETE ON tower_webhook.given_up EXECUTE FUNCTION given_up()";
     execute(&pool, slow).await;
     let take = take();
     let accepted = queue.accept(event(None, Some(1)), Some(&take)).await;
     assert!(accepted.is_err());
+    let mut slowest = Duration::ZERO;
     let claimed = timeout(LEASE / 2, async {
         loop {
+            let began = std::time::Instant::now();
             let claims = queue.claim_of(&take, 1, 0).await.unwrap();
+            slowest = slowest.max(began.elapsed());
             if let Some(taken) = claims.events.into_iter().next() {
                 return taken;
             }
@@ -271,9 +278,66 @@ async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
     });
     let taken = claimed.await.expect("it is due before its lease ends");
     assert_eq!(taken.crashes, 0);
+    let limit = Duration::from_secs(1);
+    assert!(slowest < limit, "a claim has waited for {slowest:?}");
     // This one is held.
     assert!(queue.claim_of(&take, 1, 1).await.unwrap().events.is_empty());
     end(&queue, &taken, Settlement::Handled).await;
+
+    // It is not given up again.
+    let given_up = "SELECT count(*) FROM given_up";
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let before = count(&pool, given_up).await;
+    assert!(before > 0);
+    for _ in 0..3 {
+        queue.claim_of(&take, 1, 0).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    assert_eq!(count(&pool, given_up).await, before);
+}
+
+/// The server may get it long after its caller has lost the connection.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_that_was_given_up_has_no_effect_later() {
+    const BEGIN: &str = "SELECT tower_webhook.begin_call('01234567-89ab-cdef')";
+    const GIVE_UP: &str =
+        "SELECT cardinality(tower_webhook.give_up('{01234567-89ab-cdef}'))::bigint";
+
+    let database = Database::create().await;
+    database.queue().await;
+    let (pool, other) = (database.pool(1).await, database.pool(1).await);
+    let mut call = pool.begin().await.unwrap();
+    sqlx::query(BEGIN).execute(&mut *call).await.unwrap();
+    // It may take something yet.
+    assert_eq!(count(&other, GIVE_UP).await, 0);
+    call.rollback().await.unwrap();
+    assert_eq!(count(&other, GIVE_UP).await, 1);
+    let late = sqlx::query(BEGIN).execute(&pool).await.unwrap_err();
+    let late = late.into_database_error().unwrap();
+    assert_eq!(late.code().as_deref(), Some("TW002"));
+}
+
+/// Its lease would count as a crash otherwise.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_whose_event_is_locked_is_given_up_again() {
+    const GIVE_UP: &str =
+        "SELECT cardinality(tower_webhook.give_up('{01234567-89ab-cdef}'))::bigint";
+
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(2).await);
+    accept(&queue, event(None, Some(1))).await;
+    let fence = "UPDATE tower_webhook.head SET fence = '01234567-89ab-cdef-0123-456789abcdef'";
+    execute(&pool, fence).await;
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    assert_eq!(count(&pool, GIVE_UP).await, 0);
+    transaction.rollback().await.unwrap();
+    assert_eq!(count(&pool, GIVE_UP).await, 1);
+    let claims = queue.claim_of(&take(), 1, 0).await.unwrap();
+    assert_eq!(claims.events[0].crashes, 0);
 }
 
 /// Another transaction has locked the first event of a chat, which three deliveries, an acceptance and an end wait for.

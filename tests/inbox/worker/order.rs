@@ -5,14 +5,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
-use tower_webhook::inbox::{EventId, EventState, Filter, Page};
+use tower_webhook::inbox::internal::{Claims, Share};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Page, Queue};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::store::StoreError;
 use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery, Webhooks};
 
 use super::listed;
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::{NotingCrm, Works, accepting, event, inbox, states, webhooks, within_a_month};
+use support::queue::Calls;
 use support::{DAY, SECOND, lock};
 
 #[tokio::test(start_paused = true)]
@@ -38,6 +43,70 @@ async fn one_attempt_at_a_time_per_chat_and_no_more_than_the_limit() {
     }
     within_a_month(|| crm.handled() == 250).await;
     assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 8);
+    worker.drain(SECOND).await.unwrap();
+}
+
+/// A queue whose claims take a while, as those of a busy database.
+struct Slow(MemoryQueue);
+
+#[async_trait]
+impl Calls for Slow {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.0.clone().into())
+    }
+
+    async fn claim(
+        &self,
+        of: &[Share],
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        sleep(Duration::from_millis(100)).await;
+        self.0.claim(of, limit, suspects).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn in_a_backlog_half_of_the_attempts_are_of_those_due_longest() {
+    const PLACES: usize = 8;
+    const OLD: usize = 200;
+
+    let inbox = Inbox::new(Slow(MemoryQueue::new()).shared());
+    let webhooks = webhooks(&inbox);
+    for n in 0..OLD {
+        let old = event(&format!("old {n}"), 1);
+        send(&webhooks, old).await.assert_ok();
+    }
+    let crm = NotingCrm::default();
+    *lock(&crm.takes) = Duration::from_millis(20);
+    let worker = inbox.work(crm.router()).concurrency(PLACES).spawn();
+    let is_old = |(chat, _): &&(String, usize)| chat.starts_with("old");
+    let mut new = 0;
+    while lock(&crm.log).iter().filter(is_old).count() < OLD {
+        // Of idle chats, each with several events.
+        for n in 1..=3 {
+            let new = event(&format!("new {new}"), n);
+            send(&webhooks, new).await.assert_ok();
+        }
+        new += 1;
+        sleep(Duration::from_millis(2)).await;
+    }
+    let log = lock(&crm.log).clone();
+    let mut old = 0;
+    for (at, of) in log.iter().enumerate() {
+        old += usize::from(is_old(&of));
+        let others = at + 1 - old;
+        assert!(others <= old + 2 * PLACES, "{others} beside {old}");
+        if old == OLD {
+            break;
+        }
+    }
+    // The rest is handled, too, and at once when there is no backlog.
+    within_a_month(|| crm.handled() == OLD + 3 * new).await;
+    let began = Instant::now();
+    send(&webhooks, event("idle", 1)).await.assert_ok();
+    within_a_month(|| crm.handled() == OLD + 3 * new + 1).await;
+    assert!(began.elapsed() <= SECOND);
     worker.drain(SECOND).await.unwrap();
 }
 

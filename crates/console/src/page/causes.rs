@@ -104,6 +104,7 @@ pub(super) fn causes(
         #[cfg(feature = "sqlite")]
         spooled(view),
         of_queue,
+        cannot_claim(view),
         unavailable(view),
         budget(observed),
         tripped(view, stats, observed),
@@ -159,6 +160,16 @@ fn spooled(view: &View) -> Option<Cause> {
     };
     let is_shown = status.is_open || status.events > 0 || status.refused > 0;
     is_shown.then(|| Cause::new(level, text))
+}
+
+/// A worker of this process that takes nothing from the queue, although deliveries may be accepted.
+fn cannot_claim(view: &View) -> Option<Cause> {
+    let can_claim = view.console.inbox.as_ref()?.can_claim();
+    let text = html! {
+        "The worker of this process cannot take events from the queue: those that wait, and those that failed, are not handled. "
+        "The log has the reason."
+    };
+    (!can_claim).then(|| Cause::new(Level::Critical, text))
 }
 
 /// For how long after the last refusal the store is said not to answer.

@@ -1,0 +1,579 @@
+//! How the server plans what the queue and the store execute, also inside functions: by an index, and never so dearly that
+//! it compiles the plan.
+
+use std::collections::BTreeSet;
+use std::fs::{self, OpenOptions};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use http::HeaderMap;
+use sqlx::postgres::PgPool;
+
+use super::database::Database;
+use super::{PostgresQueue, actions, change, count, forget, list, measure, purge, settle};
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
+use crate::inbox::event::{
+    EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
+};
+use crate::inbox::queue::{Accepted, Queue};
+use crate::inbox::records::{Filter, Page};
+use crate::postgres::PostgresStore;
+use crate::postgres::engine::Tables;
+use crate::postgres::tests::database::{connect, execute};
+use crate::postgres::tests::postgres::PostgresServer;
+use crate::route::Scope;
+use crate::store::{Claim, EventKey, Store};
+use crate::telemetry::{Count, CountsOf, Series, minute_of};
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// A plan that costs more is compiled by default (`jit_above_cost`).
+const DEAR: f64 = 100_000.0;
+
+/// What a server up to 17 adds for a node that the settings forbid, where nothing else is possible.
+const FORBIDDEN: f64 = 1e10;
+
+/// Tables that stay small, whatever is accepted: nobody needs an index.
+const SMALL: [&str; 4] = ["kinds", "clock", "given_up", "schema_versions"];
+
+/// How statements begin that read what they count, or a page of what matches, in steps: as much as that is. The server plans
+/// them anew for each call.
+const READS: [&str; 3] = [
+    "SELECT f.*, p.* FROM",
+    "WITH clock AS MATERIALIZED (",
+    "-- If no other event of a lane has failed,",
+];
+
+/// Events of a chat and of others, in all states; with what persons did, counts and keys. 20,000 events take 15 MiB.
+const FILL: &str = "
+    TRUNCATE {schema}.events, {schema}.ended, {schema}.dead, {schema}.wait, {schema}.aside, {schema}.head, {schema}.failures,
+        {schema}.keys, {schema}.actions, {schema}.changed, {schema}.counts RESTART IDENTITY;
+    INSERT INTO {schema}.events (accepted, keep_until, lane, chat_lane, kind, digest, key, chat, body)
+    SELECT at, at, lane, lane, 2, gen_random_uuid(), at::text::bytea, 'other', convert_to(repeat(md5(at::text), 18), 'UTF8')
+    FROM generate_series(1, 20000) AS at, LATERAL (SELECT hashint8extended(at % 5000, 0)) AS of (lane);
+    INSERT INTO {schema}.ended SELECT at, at, CASE WHEN at % 2 = 0 THEN at END, 0, 'handled' FROM generate_series(1, 12000) AS at;
+    INSERT INTO {schema}.dead SELECT at, at, 2, 1 FROM generate_series(12001, 14000) AS at;
+    INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried)
+    SELECT lane, seq, accepted, 2, 1, 0, seq % 3 = 0 FROM {schema}.events WHERE seq BETWEEN 14001 AND 18000;
+    INSERT INTO {schema}.aside (seq, lane, due, kind, failures, crashes, is_tried)
+    SELECT seq, lane, {schema}.micros() + 3600000000, 2, 1, 0, true FROM {schema}.events WHERE seq BETWEEN 18001 AND 19000;
+    INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect)
+    SELECT lane, 0, seq, {schema}.micros() + 3600000000, 2, 0, 0, seq % 7 = 0, seq % 50 = 0
+    FROM {schema}.events WHERE seq BETWEEN 19001 AND 20000;
+    INSERT INTO {schema}.failures (seq, at, outcome, reason)
+    SELECT seq, accepted, 'failed', 'an error' FROM {schema}.events WHERE seq > 12000;
+    INSERT INTO {schema}.keys (key, body, done_until, event)
+    SELECT digest, digest, now() + interval '1 day', seq FROM {schema}.events;
+    INSERT INTO {schema}.actions (at, who, reason, what, event, changed)
+    SELECT at, 'ada', '', 'redrive', at, 1 FROM generate_series(1, 200) AS at;
+    INSERT INTO {schema}.changed SELECT event, number FROM {schema}.actions;
+    INSERT INTO {schema}.counts (series, span, minute, process, kind, outcome, number)
+    SELECT 'refused', 1, at, 1, 'chat-rated', 'failed', 1 FROM generate_series(1, 2000) AS at";
+
+/// So many times as many rows as there are: 15 MiB of events are 10 GiB then.
+const TIMES: u64 = 720;
+
+struct Bench {
+    server: PostgresServer,
+    url: String,
+}
+
+impl Bench {
+    async fn start() -> Self {
+        let settings = [
+            "shared_preload_libraries=auto_explain",
+            "auto_explain.log_min_duration=0",
+            "auto_explain.log_nested_statements=on",
+            "track_functions=all",
+            // Which changes the statistics.
+            "autovacuum=off",
+        ];
+        let server = tokio::task::spawn_blocking(move || PostgresServer::start_with(&settings));
+        let server = server.await.unwrap();
+        let url = server.url();
+        let pool = connect(&url, 1).await;
+        PostgresQueue::open(pool.clone()).await.unwrap();
+        execute(&pool, "VACUUM ANALYZE").await;
+        Self { server, url }
+    }
+
+    async fn pool(&self, connections: u32) -> PgPool {
+        connect(&self.url, connections).await
+    }
+
+    /// Makes the planner believe that there are many times as many rows. It asks how long files are, which have holes then.
+    async fn grow(&self) {
+        let pool = self.pool(1).await;
+        execute(&pool, &FILL.replace("{schema}", "tower_webhook")).await;
+        execute(&pool, "VACUUM ANALYZE").await;
+        execute(&pool, "CHECKPOINT").await;
+        let relations: Vec<(String, String, i64)> = sqlx::query_as(
+            "SELECT c.oid::regclass::text, pg_relation_filepath(c.oid), pg_relation_size(c.oid)
+            FROM pg_class AS c LEFT JOIN pg_index AS i ON i.indexrelid = c.oid
+            JOIN pg_class AS t ON t.oid = coalesce(i.indrelid, c.oid)
+            WHERE t.relnamespace = 'tower_webhook'::regnamespace AND c.relkind IN ('r', 'i') AND t.relname <> ALL ($1)",
+        )
+        .bind(SMALL)
+        .fetch_all(&pool)
+        .await
+        .unwrap();
+        for (name, path, size) in relations {
+            lengthen(&self.server.data().join(path), size.unsigned_abs() * TIMES);
+            let sql = format!(
+                "UPDATE pg_class SET relpages = relpages * {TIMES}, reltuples = reltuples * {TIMES}
+                WHERE oid = '{name}'::regclass"
+            );
+            execute(&pool, &sql).await;
+        }
+        let size: i64 = sqlx::query_scalar("SELECT pg_relation_size('tower_webhook.events')")
+            .fetch_one(&pool)
+            .await
+            .unwrap();
+        assert!(size > 9 << 30, "{size}");
+    }
+
+    /// Does everything on one connection, so often that the server has its plan for any values.
+    async fn exercise(&self) {
+        let one = Exercise::new(self.pool(1).await, 0).await;
+        for round in 0..7 {
+            Exercise {
+                round,
+                ..one.clone()
+            }
+            .everything()
+            .await;
+        }
+    }
+
+    /// The plans of what was executed since a position in the log.
+    fn plans(&self, since: usize) -> Vec<Plan> {
+        let log = self.server.log();
+        let entries = log[since..].split(" ms  plan:\n").skip(1);
+        entries.map(Plan::read).collect()
+    }
+
+    fn position(&self) -> usize {
+        self.server.log().len()
+    }
+}
+
+/// Segments of a table have at most 1 GiB.
+fn lengthen(file: &Path, mut bytes: u64) {
+    const SEGMENT: u64 = 1 << 30;
+    for number in 0.. {
+        let name = match number {
+            0 => file.to_owned(),
+            _ => file.with_file_name(format!(
+                "{}.{number}",
+                file.file_name().unwrap().to_str().unwrap()
+            )),
+        };
+        let segment = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&name)
+            .unwrap();
+        segment.set_len(bytes.min(SEGMENT)).unwrap();
+        let like = fs::metadata(file).unwrap();
+        use std::os::unix::fs::{MetadataExt, chown};
+        chown(&name, Some(like.uid()), Some(like.gid())).unwrap();
+        bytes = bytes.saturating_sub(SEGMENT);
+        if bytes == 0 {
+            return;
+        }
+    }
+}
+
+struct Plan {
+    query: String,
+    text: String,
+}
+
+impl Plan {
+    fn read(entry: &str) -> Self {
+        // The lines of an entry begin with a tabulator, but for the first one, which is behind us.
+        let lines = entry.lines().take_while(|line| line.starts_with('\t'));
+        let lines: Vec<_> = lines.map(str::trim_end).collect();
+        let first = lines.iter().position(|line| line.contains("  (cost="));
+        let (query, plan) = lines.split_at(first.unwrap_or(lines.len()));
+        Self {
+            query: one_line(&query.join("\n")).replacen("Query Text: ", "", 1),
+            text: plan.join("\n"),
+        }
+    }
+
+    /// What is wrong with it.
+    fn fault(&self) -> Option<String> {
+        if self.text.contains("JIT:") {
+            return Some("is compiled".to_owned());
+        }
+        if READS.iter().any(|begin| self.query.starts_with(begin)) {
+            return None;
+        }
+        let scan = self.text.split("Seq Scan on ").skip(1).find(|of| {
+            let table = of.split_whitespace().next().unwrap_or_default();
+            !SMALL.contains(&table) && !table.starts_with("pg_")
+        });
+        if let Some(of) = scan {
+            return Some(format!(
+                "reads the whole of {}",
+                of.split_whitespace().next()?
+            ));
+        }
+        let cost = self.text.split("..").nth(1)?.split(' ').next()?;
+        let cost = cost.parse::<f64>().ok()? % FORBIDDEN;
+        (cost > DEAR).then(|| format!("costs {cost:.0}"))
+    }
+}
+
+fn one_line(sql: &str) -> String {
+    let words: Vec<_> = sql.split_whitespace().collect();
+    words.join(" ")
+}
+
+/// Everything that a queue and a store do.
+#[derive(Clone)]
+struct Exercise {
+    pool: PgPool,
+    queue: Queue,
+    database: Arc<Database>,
+    store: PostgresStore,
+    round: u64,
+}
+
+impl Exercise {
+    async fn new(pool: PgPool, round: u64) -> Self {
+        Self {
+            queue: PostgresQueue::new(pool.clone()).into(),
+            database: Arc::new(Database::new(Tables::new(pool.clone()))),
+            store: PostgresStore::new(pool.clone()),
+            pool,
+            round,
+        }
+    }
+
+    fn take(&self) -> Take {
+        Take {
+            lease: MINUTE,
+            kinds: Kinds::all(),
+        }
+    }
+
+    fn event(&self, number: u64, chat: &str) -> NewEvent {
+        let id = self.round * 100 + number;
+        NewEvent {
+            key: Some(EventKey::new("", &id.to_be_bytes(), b"{}")),
+            guard: Some(EventKey::new("guard", &id.to_be_bytes(), b"{}")),
+            lane: Some(Lane::of_chat(chat)),
+            chat: Some(chat.to_owned()),
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_headers(HeaderMap::new()),
+            retain: HOUR,
+            rejects_changed_body: false,
+            dead: None,
+        }
+    }
+
+    async fn accept(&self, event: NewEvent, take: bool) -> (EventId, Option<TakenEvent>) {
+        let take = take.then(|| self.take());
+        match self
+            .queue
+            .accept
+            .accept(event, take.as_ref())
+            .await
+            .unwrap()
+        {
+            Accepted::New { id, taken } => (id, taken.map(|taken| *taken)),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn everything(&self) {
+        self.events().await;
+        self.persons().await;
+        self.lists().await;
+        self.keys().await;
+        self.others().await;
+    }
+
+    async fn events(&self) {
+        let (queue, take) = (&self.queue, self.take());
+        let failure = || Failure::new("no-luck", "no luck");
+        let retry = |blocks_lane| Settlement::Retry {
+            after: Duration::ZERO,
+            failure: Some(failure()),
+            counts: true,
+            is_probe: false,
+            blocks_lane,
+        };
+        let dead = |hold_lane| Settlement::Dead {
+            failure: failure(),
+            hold_lane,
+        };
+        let ends = [
+            Settlement::Handled,
+            Settlement::Ignored,
+            Settlement::Discarded(failure()),
+            Settlement::Released,
+            retry(true),
+            retry(false),
+            dead(false),
+            dead(true),
+        ];
+        for (number, end) in ends.into_iter().enumerate() {
+            let chat = format!("{} {number}", self.round);
+            let number = number as u64;
+            let event = self.event(number, &chat);
+            let (_, taken) = self.accept(event.clone(), true).await;
+            let again = queue.accept.accept(event, Some(&take)).await.unwrap();
+            assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
+            self.accept(self.event(20 + number, &chat), false).await;
+            let lease = taken.unwrap().lease;
+            queue.settle.extend(&[lease], MINUTE).await.unwrap();
+            queue
+                .settle
+                .settle(&lease, &end, Some(&take))
+                .await
+                .unwrap();
+        }
+        let from_the_start = NewEvent {
+            dead: Some(failure()),
+            ..self.event(40, "dead")
+        };
+        self.accept(from_the_start, false).await;
+        let new = NewEvent {
+            delivery: RawDelivery::new(format!("kind-{}", self.round).parse().unwrap(), "{}"),
+            ..self.event(41, "new")
+        };
+        self.accept(new, false).await;
+        let brief = NewEvent {
+            retain: Duration::ZERO,
+            ..self.event(43, "brief")
+        };
+        self.accept(brief.clone(), false).await;
+        let again = queue.accept.accept(brief, None).await.unwrap();
+        assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
+        let alone = NewEvent {
+            lane: None,
+            ..self.event(42, "alone")
+        };
+        let (alone, _) = self.accept(alone, false).await;
+        assert!(queue.claim.take(alone, &take).await.unwrap().is_some());
+        let claims = queue.claim.claim(&[take.into()], 4, 2).await.unwrap();
+        let give_up = "SELECT tower_webhook.give_up('{01234567-89ab-cdef}')";
+        execute(&self.pool, give_up).await;
+        self.database.locked()(BTreeSet::from([(1, 0), (0, alone.0)]))
+            .await
+            .unwrap();
+        for taken in claims.events {
+            queue
+                .settle
+                .settle(&taken.lease, &Settlement::Handled, None)
+                .await
+                .unwrap();
+        }
+    }
+
+    async fn persons(&self) {
+        let (queue, by) = (&self.queue, By::new("ada").because("why"));
+        let mut ids = Vec::new();
+        for number in 50..54 {
+            let chat = format!("{} {number}", self.round);
+            ids.push(self.accept(self.event(number, &chat), false).await.0);
+        }
+        let change = &queue.change;
+        for (kind, id) in [
+            ActionKind::Redrive,
+            ActionKind::Discard,
+            ActionKind::Redrive,
+        ]
+        .into_iter()
+        .zip([ids[0], ids[0], ids[0]])
+        {
+            change.change(kind, id, None, &by).await.unwrap();
+        }
+        let scope = Scope::from(EventKind::CHAT_OPENED);
+        for note in [Some("why"), None] {
+            change.pause(&scope, note, &by).await.unwrap();
+        }
+        let bulk = NewBulk {
+            kind: ActionKind::Redrive,
+            about: String::new(),
+            chat: Some("chat".to_owned()),
+            rate: 0,
+        };
+        let number = change.begin(&bulk, &by).await.unwrap();
+        let step = BulkStep {
+            redrives: true,
+            events: vec![(ids[1], EventState::Waiting), (ids[2], EventState::Dead)],
+            from: EventId(0),
+            reached: ids[2],
+            is_last: false,
+        };
+        assert!(change.step(number, &step).await.unwrap());
+        queue.list.actions(Which::Running, None, 9).await.unwrap();
+        assert!(change.cancel(number, &by).await.unwrap());
+        queue.list.actions(Which::All, None, 9).await.unwrap();
+        queue
+            .list
+            .actions(Which::Of(ids[0]), None, 9)
+            .await
+            .unwrap();
+        let chat = format!("{} 53", self.round);
+        queue.forget.forget(&chat, None, &by).await.unwrap();
+    }
+
+    async fn lists(&self) {
+        use EventState::{Dead, Handled, InProgress, Retrying, Waiting};
+        let list = &self.queue.list;
+        let event = self.event(0, "chat");
+        let key = event.key.unwrap().key();
+        let id = list.find(key).await.unwrap().unwrap();
+        list.get(id).await.unwrap();
+        let filter = Filter::default;
+        let filters = [
+            filter(),
+            filter().kinds([EventKind::CHAT_RATED]),
+            filter().states([Dead]),
+            filter().states([Dead, Retrying]),
+            filter().states([Waiting]),
+            filter().states([InProgress]),
+            filter().states([Handled]),
+            filter().chat("other"),
+            filter().chat("other").states([Waiting, Retrying]),
+            filter().error("error"),
+            filter().states([Dead]).error("error"),
+            Filter::failed(Some(UNIX_EPOCH), Some(UNIX_EPOCH + HOUR)),
+            filter().accepted(Some(UNIX_EPOCH), Some(UNIX_EPOCH + HOUR)),
+            filter().body("text"),
+        ];
+        for filter in filters {
+            for page in [Page::oldest(20), Page::newest(20)] {
+                list.list(&filter, page.within(HOUR)).await.unwrap();
+            }
+        }
+        for chat in [None, Some("other")] {
+            list.blocked_lanes(chat, None, 20).await.unwrap();
+        }
+    }
+
+    async fn keys(&self) {
+        let store = &self.store;
+        let key =
+            |number: u64| EventKey::new("inline", &(self.round * 10 + number).to_be_bytes(), b"{}");
+        for number in 0..2 {
+            let claim = store.claim(&key(number), MINUTE, HOUR).await.unwrap();
+            let Claim::Acquired(lease) = claim else {
+                panic!("{claim:?}");
+            };
+            store.renew(&lease, MINUTE).await.unwrap();
+            store.peek(&key(number)).await.unwrap();
+            match number {
+                0 => store.complete(&lease, HOUR).await.unwrap(),
+                _ => store.release(&lease).await.unwrap(),
+            }
+        }
+        // Of `keys`, which is read in steps of pages.
+        store.purge_some().await.unwrap();
+        let (_, taken) = self.accept(self.event(60, "transaction"), true).await;
+        let mut transaction = self.pool.begin().await.unwrap();
+        for _ in 0..2 {
+            store
+                .insert(&mut transaction, &key(3), HOUR, MINUTE, MINUTE)
+                .await
+                .unwrap();
+        }
+        let number = store.number(&mut transaction, MINUTE).await.unwrap();
+        let mut delivery = taken.unwrap();
+        self.database.lend(&mut delivery);
+        let lease = crate::postgres::lease::TransactionalLease::of(&delivery.delivery).unwrap();
+        store
+            .prepare_commit(&mut transaction, &number, Some(&lease))
+            .await
+            .unwrap();
+        transaction.commit().await.unwrap();
+        assert!(store.can_end(&lease).await.unwrap());
+    }
+
+    async fn others(&self) {
+        let queue = &self.queue;
+        queue.count.stats().await.unwrap();
+        let now = minute_of(queue.count.note_counts(&[]).await.unwrap());
+        let count = Count {
+            process: 1,
+            outcome: "failed".into(),
+            ..Count::new(Series::Refused, now, self.round)
+        };
+        queue.count.note_counts(&[count]).await.unwrap();
+        let of = CountsOf::new([Series::Refused], now - 60..now + 1);
+        queue.count.counts(&of).await.unwrap();
+        queue.measure.measure().await.unwrap();
+        let steady = "UPDATE tower_webhook.clock SET steady_since = 0";
+        execute(&self.pool, steady).await;
+        queue.purge.purge(HOUR).await.unwrap();
+    }
+}
+
+/// The settings of a function say less: some inherit them from their callers, and where nothing is possible that they
+/// allow, PostgreSQL does what they forbid.
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_compiled_or_planned_by_the_size_of_a_table() {
+    let bench = Bench::start().await;
+    let mut faults = BTreeSet::new();
+    let mut executed = BTreeSet::new();
+    for of in ["an empty table", "10 GiB"] {
+        if of == "10 GiB" {
+            bench.grow().await;
+        }
+        let since = bench.position();
+        bench.exercise().await;
+        for plan in bench.plans(since) {
+            // Statements of their own are planned anew soon, for the size of that time: those that read at each call, and
+            // the others when autovacuum has been there.
+            let is_planned_again = of == "an empty table" && plan.query.contains('$');
+            if let Some(fault) = plan.fault().filter(|_| !is_planned_again) {
+                faults.insert(format!("of {of}: {} {fault}", plan.query));
+            }
+            executed.insert(plan.query);
+        }
+    }
+    let faults: Vec<_> = faults.into_iter().collect();
+    assert!(
+        faults.is_empty(),
+        "{} faults:\n{}",
+        faults.len(),
+        faults.join("\n")
+    );
+    let missing = uncalled(&bench.pool(1).await).await;
+    assert_eq!(missing, "", "functions that were not called");
+    let of_persons = [list::STATEMENTS, actions::STATEMENTS, change::STATEMENTS];
+    let of_workers = [settle::STATEMENTS, forget::STATEMENTS, purge::STATEMENTS];
+    let of_both = [
+        count::STATEMENTS,
+        measure::STATEMENTS,
+        super::claim::STATEMENTS,
+    ];
+    for sql in [of_persons, of_workers, of_both]
+        .into_iter()
+        .flatten()
+        .flatten()
+    {
+        let sql = one_line(&sql.replace("{schema}", "\"tower_webhook\""));
+        let is_executed = executed.iter().any(|query| query.contains(&sql));
+        assert!(is_executed, "not executed: {sql}");
+    }
+}
+
+/// The functions that nothing has called. Those of one statement in SQL are planned as a part of their callers.
+async fn uncalled(pool: &PgPool) -> String {
+    let sql = "SELECT coalesce(string_agg(proname, ', '), '') FROM pg_proc AS p JOIN pg_language AS l ON l.oid = prolang
+        WHERE pronamespace = 'tower_webhook'::regnamespace AND proname <> 'refuse_isolation'
+            AND (lanname <> 'sql' OR proconfig IS NOT NULL)
+            AND NOT EXISTS (SELECT FROM pg_stat_user_functions AS s WHERE s.funcid = p.oid)";
+    let sql = sqlx::query_scalar(sql);
+    sql.fetch_one(pool).await.unwrap()
+}
