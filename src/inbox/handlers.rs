@@ -195,16 +195,6 @@ impl Noted {
         self.notes.iter().filter(is_left).collect()
     }
 
-    /// Whether a worker does the same after another reading.
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
-        let said = |it: &Self| {
-            let said = it.notes.iter();
-            said.map(|note| (note.of.clone(), note.is_fallback, it.is_away(note)))
-                .collect::<BTreeSet<_>>()
-        };
-        said(self) == said(other)
-    }
-
     /// For how long the worker of a note was not seen.
     pub(super) fn unseen(&self, note: &HandlerNote) -> Duration {
         self.at.duration_since(note.seen).unwrap_or_default()

@@ -278,6 +278,7 @@ impl Pool {
                         "an event of this type succeeded: all of them are tried again"
                     );
                     self.set_kinds();
+                    self.ask_now();
                 }
             }
             Some(true) | None => {}
@@ -299,6 +300,7 @@ impl Pool {
                          failures do not count"
                     );
                     self.set_kinds();
+                    self.ask_now();
                 }
             }
         }

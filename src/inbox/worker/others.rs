@@ -140,11 +140,10 @@ impl Pool {
         let (notes, at) = call.await?;
         let mut last = lock(&self.others.noted);
         let noted = Arc::new(Noted::new(notes, at, last.as_deref()));
-        let is_new = last.as_ref().is_none_or(|last| !last.says_the_same(&noted));
         *last = Some(Arc::clone(&noted));
         drop(last);
-        if is_new {
-            self.set_kinds();
+        if self.set_kinds() {
+            self.ask_now();
         }
         Ok(noted)
     }

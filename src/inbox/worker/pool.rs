@@ -321,10 +321,12 @@ impl Pool {
         planned.into_iter().chain(probe).min()
     }
 
-    /// Sets the kinds to take, after one was tripped or resumed, or other workers have come or gone.
-    pub(super) fn set_kinds(&self) {
-        let noted = self.others.noted();
+    /// Sets the kinds to take, after one was tripped or resumed, or other workers have come or gone. Returns whether they are
+    /// others.
+    pub(super) fn set_kinds(&self) -> bool {
+        let mut has_changed = false;
         let trips = lock(&self.trips);
+        let noted = self.others.noted();
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
         for place in &self.routes {
             let route = &place.route;
@@ -334,13 +336,15 @@ impl Pool {
             if let Some(noted) = &noted {
                 kinds = noted.taken(kinds, &place.handles);
             }
-            *lock(&place.take) = Arc::new(Take {
+            let kinds = kinds.except(tripped);
+            let mut take = lock(&place.take);
+            has_changed |= take.kinds != kinds;
+            *take = Arc::new(Take {
                 lease: route.limits.lease(),
-                kinds: kinds.except(tripped),
+                kinds,
             });
         }
-        drop(trips);
-        self.ask_now();
+        has_changed
     }
 
     pub(super) fn stop(&self, stop: Stop) {

@@ -3,6 +3,7 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
+use crate::inbox::handlers::NewNote;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats};
@@ -68,6 +69,15 @@ async fn exercise_counts(queue: &SqliteQueue) {
         limit: 10,
     };
     assert_eq!(queue.counts(&of).await.unwrap().len(), 1);
+    let of = Scope::from(EventKind::CHAT_RATED);
+    let note = NewNote {
+        of: of.clone(),
+        is_fallback: false,
+        keep: DAY,
+    };
+    let (noted, _) = queue.note_handlers("crm", &[note]).await.unwrap();
+    assert_eq!(noted.len(), 1);
+    assert!(queue.retire(&of, &By::default()).await.unwrap());
 }
 
 /// Does everything that can be done, many times.
