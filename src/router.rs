@@ -68,6 +68,25 @@ struct Routes {
     ignored: Throttle<MINUTE>,
 }
 
+/// What is handled of a route.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Handles {
+    /// The kinds that have a handler.
+    pub(crate) named: BTreeSet<EventKind>,
+    /// Whether the others are handled, too.
+    pub(crate) has_fallback: bool,
+}
+
+impl Handles {
+    /// Everything, by a fallback.
+    pub(crate) fn all() -> Self {
+        Self {
+            named: BTreeSet::new(),
+            has_fallback: true,
+        }
+    }
+}
+
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// A handler whose event's type was erased.
 type Route = Arc<dyn Fn(RawDelivery, Option<OnUndecodable>) -> BoxFuture<Outcome> + Send + Sync>;
@@ -296,6 +315,18 @@ impl EventRouter {
             kinds.append(&mut router.handled()?);
         }
         Some(kinds)
+    }
+
+    /// What it handles at a route.
+    pub(crate) fn handles(&self, route: &RouteName) -> Handles {
+        let shared = &self.shared;
+        match shared.routers.get(route) {
+            Some(router) => router.handles(route),
+            None => Handles {
+                named: shared.handlers.keys().cloned().collect(),
+                has_fallback: shared.fallback.is_some(),
+            },
+        }
     }
 
     fn route(&self, delivery: RawDelivery) -> RouterFuture {

@@ -71,6 +71,8 @@ pub enum ActionKind {
     Pause,
     /// It was resumed.
     Resume,
+    /// The note on a handler was ended: see [`Inbox::retire`](super::Inbox::retire).
+    Retire,
     /// A chat was forgotten.
     Forget,
     /// A [`Bulk`] change was cancelled.
@@ -79,11 +81,12 @@ pub enum ActionKind {
 
 impl ActionKind {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Redrive,
         Self::Discard,
         Self::Pause,
         Self::Resume,
+        Self::Retire,
         Self::Forget,
         Self::Cancel,
     ];
@@ -96,6 +99,7 @@ impl ActionKind {
             Self::Discard => "discard",
             Self::Pause => "pause",
             Self::Resume => "resume",
+            Self::Retire => "retire",
             Self::Forget => "forget",
             Self::Cancel => "cancel",
         }
@@ -127,7 +131,7 @@ pub struct Action {
     pub kind: ActionKind,
     /// The event that was changed, if it was one. `None` after its chat was forgotten.
     pub event: Option<EventId>,
-    /// The [scope](super::Scope) that was paused or resumed; the start of the SHA-256 of the id of the chat that was
+    /// The [scope](super::Scope) that was paused, resumed or retired; the start of the SHA-256 of the id of the chat that was
     /// forgotten, in hexadecimal; what a bulk change [selects](Self::selection); or the number of a cancelled bulk change.
     pub about: Option<String>,
     /// The number of events that were changed, or of bodies that were deleted.

@@ -126,6 +126,16 @@ impl Kinds {
         self
     }
 
+    /// Removes all but these kinds from the set.
+    #[must_use]
+    pub(crate) fn within(mut self, kinds: BTreeSet<EventKind>) -> Self {
+        self.only = Some(match self.only {
+            Some(only) => &only & &kinds,
+            None => kinds,
+        });
+        self
+    }
+
     /// Returns the set of the same kinds at another route.
     #[must_use]
     pub fn at(self, route: RouteName) -> Self {

@@ -452,12 +452,36 @@ impl Inbox {
         Ok(())
     }
 
+    /// Ends the note on a handler, when its worker is not coming back: of an event type, or of a route's other types. Their events
+    /// are then ignored, within about ten minutes, unless another worker handles them. A worker that runs notes its handlers
+    /// again. Returns whether there was a note. See [event types without a
+    /// handler](crate::docs::inbox#event-types-without-a-handler), and [`Stats::handlers`] for all notes.
+    ///
+    /// ```
+    /// # use tower_webhook::EventKind;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::store::StoreError;
+    /// # async fn example(inbox: &Inbox) -> Result<(), StoreError> {
+    /// inbox.retire(EventKind::CHAT_RATED).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn retire(&self, of: impl Into<Scope>) -> Result<bool, StoreError> {
+        let of = of.into();
+        let retire = self.shared.queue.count.retire(&of, &self.settings.by);
+        self.shared.call("retire", retire).await
+    }
+
     async fn set_pause(&self, of: &Scope, note: Option<&str>) -> Result<(), StoreError> {
         let pause = self.shared.queue.change.pause(of, note, &self.settings.by);
         self.shared.call("pause", pause).await
     }
 
-    /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
+    /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, retired handlers, and forgotten chats. With
     /// `before`, those with smaller numbers. They are kept for 90 days, and
     /// at most 100,000 of them, or 1,000 in memory, beside changes that are running or interrupted.
     ///

@@ -56,6 +56,7 @@ mod decide;
 pub(crate) mod event;
 mod gaps;
 mod handle;
+pub(crate) mod handlers;
 pub(crate) mod headers;
 pub(crate) mod lane;
 #[cfg(feature = "metrics")]
@@ -76,6 +77,7 @@ mod workers;
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
     pub use super::event::{EventLease, Kinds, Lane, NewEvent, Share, Take, TakenEvent};
+    pub use super::handlers::NewNote;
     pub use super::queue::{
         AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,
         ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
@@ -107,6 +109,7 @@ pub use self::bulk::{Seen, Selection};
 pub use self::event::{EventId, EventState, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;
+pub use self::handlers::HandlerNote;
 pub use self::queue::Queue;
 pub use self::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, KindStats, Listed, Page, PastFailure,

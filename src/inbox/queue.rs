@@ -11,6 +11,7 @@ use super::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which};
 use super::event::{
     EventId, EventLease, EventState, NewEvent, Settlement, Share, Take, TakenEvent,
 };
+use super::handlers::{HandlerNote, NewNote};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
 use crate::route::Scope;
 use crate::store::StoreError;
@@ -277,10 +278,10 @@ pub trait ListEvents: Send + Sync + 'static {
     ) -> Result<Vec<Action>, StoreError>;
 }
 
-/// Counts events, and keeps what observers count.
+/// Counts events, and keeps what observers count and what workers handle.
 #[async_trait]
 pub trait CountEvents: Send + Sync + 'static {
-    /// Counts the unsettled events and the dead letters, by route and kind, and lists the pauses.
+    /// Counts the unsettled events and the dead letters, by route and kind, and lists the pauses and the notes on handlers.
     async fn stats(&self) -> Result<Stats, StoreError>;
 
     /// Returns the counts of all processes.
@@ -289,6 +290,18 @@ pub trait CountEvents: Send + Sync + 'static {
     /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
     /// queue's time. They survive the process. A [`purge`](PurgeEvents::purge) puts old ones together.
     async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
+
+    /// Notes what a worker handles, and returns what all have noted, with the queue's time. A note replaces that of any
+    /// worker on the same events, and is kept for its time from now on. Without notes, nothing is written.
+    async fn note_handlers(
+        &self,
+        worker: &str,
+        notes: &[NewNote],
+    ) -> Result<(Vec<HandlerNote>, SystemTime), StoreError>;
+
+    /// Ends the notes on an event type, or on a route's other types, for a person, and returns whether there were any. A worker
+    /// that runs notes them again.
+    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError>;
 }
 
 /// Deletes what has expired.

@@ -11,6 +11,7 @@ use http::HeaderMap;
 
 use super::actions::By;
 use super::event::{EventId, EventState, Failure};
+use super::handlers::{AWAY_AFTER, HandlerNote, newest};
 use super::lane::stored_chat;
 use super::queue::ForgetChats;
 use super::text::has_text;
@@ -84,6 +85,8 @@ pub struct Stats {
     pub at: SystemTime,
     /// What is paused: everything comes first, then routes, then event types.
     pub pauses: Vec<Pause>,
+    /// What workers have noted that they handle, or did.
+    pub handlers: Vec<HandlerNote>,
 }
 
 impl Stats {
@@ -111,8 +114,8 @@ impl Stats {
     }
 
     /// Returns the routes whose events wait although a worker could have begun them, with the number of these events: they
-    /// have waited for ten minutes, none is in progress or blocks others, and nothing is paused. Probably, no worker handles
-    /// the route.
+    /// have waited for ten minutes, none is in progress or blocks others, nothing is paused, and no worker of the route has noted
+    /// a handler meanwhile. Probably, no worker handles the route.
     #[must_use]
     pub fn unattended(&self) -> Vec<(RouteName, u64)> {
         let mut routes = BTreeMap::<_, (u64, bool)>::new();
@@ -124,10 +127,46 @@ impl Stats {
                 || kind.is_paused
                 || (kind.waiting > 0 && !is_late);
         }
+        for note in self
+            .handlers
+            .iter()
+            .filter(|note| self.unseen(note) <= AWAY_AFTER)
+        {
+            if let Scope::Route(route) | Scope::Type(EventType { route, .. }) = &note.of
+                && let Some((_, is_attended)) = routes.get_mut(route)
+            {
+                *is_attended = true;
+            }
+        }
         let late = routes.into_iter().filter(|(_, (waiting, is_attended))| {
             *waiting > 0 && !is_attended && !self.is_paused()
         });
         late.map(|(route, (waiting, _))| (route, waiting)).collect()
+    }
+
+    /// Returns the note that decides on a type, and for how long its worker was not seen: that of a handler, or otherwise the
+    /// newest one of a fallback. `None` if no worker has handled the type for the retention.
+    #[must_use]
+    pub fn handler(&self, of: &EventType) -> Option<(&HandlerNote, Duration)> {
+        let note = newest(&self.handlers, &of.route, &of.kind)?;
+        Some((note, self.unseen(note)))
+    }
+
+    /// Returns the notes that decide on types which nobody handles now, as their workers were not seen for ten minutes or more,
+    /// and for how long.
+    #[must_use]
+    pub fn away(&self) -> Vec<(&HandlerNote, Duration)> {
+        let decides = |note: &HandlerNote| match &note.of {
+            Scope::Type(of) => self.handler(of).is_some_and(|(it, _)| it == note),
+            _ => true,
+        };
+        let notes = self.handlers.iter().map(|note| (note, self.unseen(note)));
+        let away = notes.filter(|(note, unseen)| *unseen > AWAY_AFTER && decides(note));
+        away.collect()
+    }
+
+    fn unseen(&self, note: &HandlerNote) -> Duration {
+        self.at.duration_since(note.seen).unwrap_or_default()
     }
 
     /// Returns the time since the oldest unsettled event of a kind was accepted.

@@ -38,6 +38,7 @@ pub(crate) const TABLES: &[Table] = &[
     ("failures", "at"),
     ("actions", "at"),
     ("counts", "number"),
+    ("handlers", "seen"),
     ("changed", "event"),
 ];
 

@@ -234,6 +234,16 @@ CREATE TABLE {schema}.counts (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX counts_key ON {schema}.counts (key) WHERE key IS NOT NULL;
 
+-- What workers have noted that they handle: an event type, or a route, as `kind` of `counts`.
+CREATE TABLE {schema}.handlers (
+    handled text COLLATE "C" NOT NULL,
+    is_fallback boolean NOT NULL,
+    seen bigint NOT NULL,
+    keep_until bigint NOT NULL,
+    worker text NOT NULL,
+    PRIMARY KEY (handled, is_fallback)
+) WITH (fillfactor = 70);
+
 -- The actions that have changed an event, until the event is deleted or its chat is forgotten.
 CREATE TABLE {schema}.changed (
     event bigint NOT NULL,

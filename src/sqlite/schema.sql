@@ -158,6 +158,16 @@ CREATE TABLE counts (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX counts_key ON counts (key) WHERE key IS NOT NULL;
 
+-- What workers have noted that they handle: an event type, or a route, as `Scope` writes it.
+CREATE TABLE handlers (
+    of          TEXT    NOT NULL,
+    is_fallback INTEGER NOT NULL,
+    seen        INTEGER NOT NULL,
+    keep_until  INTEGER NOT NULL,
+    worker      TEXT    NOT NULL,
+    PRIMARY KEY (of, is_fallback)
+) STRICT, WITHOUT ROWID;
+
 -- Purge
 
 -- By ranges, because SQLite would make a table of a longer list for each row.

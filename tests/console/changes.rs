@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime};
 use http::header::HeaderName;
 use tokio::time::sleep;
 use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Filter, Seen, Which};
-use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
+use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Webhooks};
 use tower_webhook_console::Console;
 use tracing::Level;
 
-use support::delivery::{RequestExt, delivery, send};
-use support::inbox::{NotingCrm, Works, event, inbox, states, webhooks};
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::inbox::{NotingCrm, Works, accepting, event, inbox, states, webhooks};
 use support::log::Log;
-use support::{DAY, SECOND};
+use support::{DAY, HOUR, MINUTE, SECOND};
 
 use super::{asked, fields, form, four_events, get, post, request};
 
@@ -571,4 +571,53 @@ async fn an_interrupted_change_is_continued_by_a_click() {
         .await
         .is(400)
         .shows("That is not possible: the filter is too long.");
+}
+
+/// The sentence names the worker that is away, and a button ends its note.
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_is_away_is_retired() {
+    let inbox = inbox();
+    let start = |kind: &str| {
+        let router = EventRouter::new().on_named(kind, async |_: serde_json::Value, _| Ok(()));
+        inbox.work(router).spawn()
+    };
+    let own = start("chat-rated");
+    let other = start("chat-closed");
+    sleep(SECOND).await;
+    other.drain(SECOND).await.unwrap();
+    let webhooks = accepting(&inbox, Webhooks::new(secret()));
+    let closed = delivery(r#"{"id":"a"}"#).kind("chat-closed");
+    send(&webhooks, closed).await.assert_ok();
+    let app = || Console::new().inbox(inbox.clone()).router();
+    sleep(5 * MINUTE).await;
+    get(&app(), "/")
+        .await
+        .shows("No attempt is made of <b>chat-closed</b>: ")
+        .hides("Nobody handles")
+        .hides("Retire");
+    sleep(HOUR).await;
+    let worker = format!(
+        ", process {} did, and was last seen 1 h",
+        std::process::id()
+    );
+    get(&app(), "/")
+        .await
+        .shows("<b>Critical: </b>Nobody handles <b>chat-closed</b>: ")
+        .shows(&worker)
+        .shows(r#"<input type="hidden" name="of" value="chat-closed">"#)
+        .shows(">Retire the handler of chat-closed</button>");
+    let retired = post(&app(), "/retire", "of=chat-closed").await;
+    let location = retired.is(303).location.clone();
+    assert_eq!(location.as_deref(), Some("/?did=retire%3Achat-closed"));
+    get(&app(), location.as_deref().unwrap())
+        .await
+        .shows("The handler of chat-closed was retired.")
+        .hides("Retire the handler");
+    post(&app(), "/retire", "of=chat-closed").await.is(409);
+    get(&app(), "/actions")
+        .await
+        .shows(r#"<td>retire</td><td class="wide">chat-closed</td>"#);
+    sleep(15 * MINUTE).await;
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), 0);
+    own.drain(SECOND).await.unwrap();
 }

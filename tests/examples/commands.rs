@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Stdio;
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use support::program::{Lingering, Program, Server, example, run, until};
@@ -370,4 +370,35 @@ fn version_is_printed() {
         ended.out,
         concat!("receiver ", env!("CARGO_PKG_VERSION"), "\n")
     );
+}
+
+/// They are noted while it runs, and for the retention after that.
+#[test]
+fn the_handlers_of_a_receiver_are_retired() {
+    let dir = TempDir::new().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let inbox = |args: &[&str]| run("receiver", &[&["inbox", "--inbox", &url], args].concat());
+    let line = |args: &[&str]| serde_json::from_str::<Value>(&inbox(args).out).unwrap();
+    let receiver = Server::receiver(&["--secret", "s", "--inbox", &url, "--exec", "true"]);
+    let note = until("its handlers are noted", || {
+        let stats = line(&["stats", "--json"]);
+        stats["handlers"].get(0).cloned()
+    });
+    assert_eq!(
+        (&note["of"], &note["is_fallback"]),
+        (&json!("chat-platform/"), &json!(true))
+    );
+    let worker = note["worker"].as_str().unwrap();
+    assert!(worker.starts_with("receiver"), "{worker}");
+    drop(receiver);
+    let retired = inbox(&["retire", "chat-platform/", "--reason", "it moved"]);
+    assert_eq!(retired.code, 0);
+    assert!(
+        retired.err.ends_with("retired: chat-platform/\n"),
+        "{retired:?}"
+    );
+    let again = inbox(&["retire", "chat-platform/"]);
+    assert_eq!(again.code, 1);
+    assert!(again.err.contains("nothing was retired"), "{again:?}");
+    assert_eq!(line(&["actions", "--json"])["reason"], "it moved");
 }

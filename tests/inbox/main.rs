@@ -20,6 +20,8 @@ mod exactly_once;
 mod faults;
 #[cfg(feature = "sqlite")]
 mod gaps;
+#[cfg(feature = "conformance")]
+mod handlers;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;

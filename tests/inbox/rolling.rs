@@ -1,15 +1,16 @@
 //! Two versions of a program that know different kinds of events, or two receivers of different webhooks, on one queue.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::suite::Harness;
 use tokio::time::{sleep, timeout};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Stats};
+use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Retry, Stats};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::{EventRouter, RawDelivery, RouteName, Webhooks};
+use tower_webhook::{EventRouter, Outcome, RawDelivery, RouteName, Webhooks};
 
 use support::SECOND;
 use support::database::Database;
@@ -41,8 +42,47 @@ impl Log {
         })
     }
 
+    /// Handlers for some kinds. The first attempts of what is not known to all fail, so many of them.
+    fn named(
+        &self,
+        version: &'static str,
+        kinds: &[EventKind],
+        fails: &Arc<AtomicUsize>,
+    ) -> EventRouter {
+        kinds.iter().fold(EventRouter::new(), |router, kind| {
+            let (all, fails) = (self.router(version), Arc::clone(fails));
+            let one_less = |left: usize| left.checked_sub(1);
+            let is_new = !KNOWN.contains(kind);
+            router.on_named(kind.as_str(), move |_: serde_json::Value, delivery| {
+                let failed = is_new && fails.fetch_update(SeqCst, SeqCst, one_less).is_ok();
+                let all = all.clone();
+                async move {
+                    if failed {
+                        return Err("the first time".into());
+                    }
+                    assert!(matches!(all.handle(delivery).await, Outcome::Handled));
+                    Ok(())
+                }
+            })
+        })
+    }
+
     fn len(&self) -> usize {
         lock(&self.0).len()
+    }
+
+    /// Each chat was handled in its order, and by the older version what that knows.
+    fn assert_in_order(&self, number: u64) {
+        let mut chats: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        for (version, kind, chat, number) in &*lock(&self.0) {
+            assert!(
+                *version == "new" || KNOWN.contains(kind),
+                "{version} {kind}"
+            );
+            chats.entry(chat.clone()).or_default().push(*number);
+        }
+        let in_order: Vec<_> = (0..number).collect();
+        assert!(chats.values().all(|chat| *chat == in_order), "{chats:?}");
     }
 }
 
@@ -101,16 +141,7 @@ async fn deploy([older, newer]: [Inbox; 2]) {
         states(&newer).await,
         BTreeMap::from([(EventState::Handled, total)])
     );
-    let mut chats: BTreeMap<String, Vec<u64>> = BTreeMap::new();
-    for (version, kind, chat, number) in &*lock(&log.0) {
-        assert!(
-            *version == "new" || KNOWN.contains(kind),
-            "{version} {kind}"
-        );
-        chats.entry(chat.clone()).or_default().push(*number);
-    }
-    let in_order: Vec<_> = (0..number).collect();
-    assert!(chats.values().all(|chat| *chat == in_order), "{chats:?}");
+    log.assert_in_order(number);
 }
 
 /// An event of each kind for each chat, with its number in the chat.
@@ -133,6 +164,44 @@ async fn two_versions_lose_and_ignore_nothing() {
     deploy([inbox.clone(), inbox]).await;
     deploy(processes(&Scratch::new()).await).await;
     deploy(processes(&Database::create().await).await).await;
+}
+
+/// Without `only`: the older version accepts, and leaves what the newer one handles. An attempt of it fails before.
+async fn deploy_without_only([older, newer]: [Inbox; 2]) {
+    const OTHER: EventKind = EventKind::CHAT_CLOSED;
+    let log = Log::default();
+    let soon = Duration::from_millis(20);
+    let old = log.named("old", &KNOWN, &Arc::default());
+    let old_worker = older.work(old).poll_every(soon).spawn();
+    let all = [KNOWN[0].clone(), OTHER, KNOWN[1].clone()];
+    let fails = Arc::new(AtomicUsize::new(CHATS));
+    let new = log.named("new", &all, &fails);
+    let retry = Retry::default().delays(soon, soon);
+    let new_worker = newer.work(new).poll_every(soon).retry(retry).spawn();
+    eventually("it is noted", async || {
+        let noted = older.stats().await.unwrap().handlers;
+        noted.iter().any(|note| note.of == OTHER.into())
+    })
+    .await;
+    let mut number = 0;
+    accept_all(&older, &all, &mut number).await;
+    accept_all(&older, &all, &mut number).await;
+    assert!(finished(&newer).await.is_all_handled());
+    old_worker.drain(SECOND).await.unwrap();
+    new_worker.drain(SECOND).await.unwrap();
+    let total = CHATS * usize::try_from(number).unwrap();
+    let all_handled = BTreeMap::from([(EventState::Handled, total)]);
+    assert_eq!(states(&newer).await, all_handled);
+    log.assert_in_order(number);
+    assert_eq!(fails.load(SeqCst), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_version_without_only_ignores_nothing_of_the_newer_one() {
+    let inbox = Inbox::new(MemoryQueue::new());
+    deploy_without_only([inbox.clone(), inbox]).await;
+    deploy_without_only(processes(&Scratch::new()).await).await;
+    deploy_without_only(processes(&Database::create().await).await).await;
 }
 
 /// A version without `only` ignores what it does not know, and the newer one can redrive it.

@@ -13,7 +13,7 @@ use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
 use support::delivery::{RequestExt, delivery, secret, send};
-use support::inbox::{event, webhooks};
+use support::inbox::{Works, event, states, webhooks};
 use support::log::Log;
 use support::queue::{Calls, unless};
 use support::scratch::Scratch;
@@ -860,4 +860,40 @@ async fn the_files_of_a_spool_stay_within_the_room_that_is_reserved() {
     assert!(accepted > 300, "{accepted}");
     desk.remote.down(false);
     desk.flushed().await;
+}
+
+/// What is forwarded is left to the service that handles it, as what is accepted.
+#[tokio::test]
+async fn what_another_service_handles_is_forwarded_to_it() {
+    let desk = Desk::open().await;
+    let seen = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&seen);
+    let events = EventRouter::new().on_named("chat-closed", move |_: serde_json::Value, _| {
+        counted.fetch_add(1, Ordering::SeqCst);
+        async { Ok(()) }
+    });
+    let soon = Duration::from_millis(20);
+    let other = Inbox::new(Queue::from(desk.remote.clone()));
+    let other = other.work(events).poll_every(soon).spawn();
+    eventually("it is noted", async || {
+        let noted = desk.inbox.stats().await.unwrap().handlers;
+        noted
+            .iter()
+            .any(|note| note.of == EventKind::CHAT_CLOSED.into())
+    })
+    .await;
+    desk.remote.down(true);
+    for number in 0..4 {
+        let kind = ["chat-closed", "chat-rated"][number % 2];
+        assert_eq!(desk.send(event("a", number).kind(kind)).await, 200);
+    }
+    desk.remote.down(false);
+    eventually("all are handled", async || {
+        seen.load(Ordering::SeqCst) == 2 && lock(&desk.seen).len() == 2
+    })
+    .await;
+    assert!(desk.inbox.finish().await.unwrap().is_all_handled());
+    let states = states(&desk.inbox).await;
+    assert_eq!(states, [EventState::Handled; 4]);
+    other.drain(SECOND).await.unwrap();
 }

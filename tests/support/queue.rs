@@ -9,12 +9,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use tower_webhook::inbox::internal::{
     AcceptEvents, Accepted, BulkStep, ChangeEvents, ClaimEvents, Claims, CountEvents, EventLease,
-    ForgetChats, Forgotten, Kinds, ListEvents, MeasureTables, NewBulk, NewEvent, PurgeEvents,
-    SettleEvents, Settled, Settlement, Share, Tables, Take, TakenEvent, forget_all,
+    ForgetChats, Forgotten, Kinds, ListEvents, MeasureTables, NewBulk, NewEvent, NewNote,
+    PurgeEvents, SettleEvents, Settled, Settlement, Share, Tables, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{
     Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState, Failure, Filter,
-    Listed, Page, Queue, Scope, Stats, Which,
+    HandlerNote, Listed, Page, Queue, Scope, Stats, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "postgres")]
@@ -119,6 +119,8 @@ calls! {
         stats() -> Stats;
         counts(of: &CountsOf) -> Vec<Count>;
         note_counts(counts: &[Count]) -> SystemTime;
+        note_handlers(worker: &str, notes: &[NewNote]) -> (Vec<HandlerNote>, SystemTime);
+        retire(of: &Scope, by: &By) -> bool;
     }
     purge: PurgeEvents {
         purge(keep_bodies: Duration) -> bool;

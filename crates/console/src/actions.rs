@@ -417,3 +417,39 @@ async fn set_paused(
     .await?;
     Ok(Redirect::to(&view.url(did.at("/"))))
 }
+
+/// Ends the note on a handler whose worker is not coming back.
+pub(super) async fn retire(
+    Extension(view): Extension<View>,
+    headers: HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+) -> Answer {
+    let Form(form) = form?;
+    let of = form.scope()?;
+    let by = by(&view, &headers, &form.reason);
+    let inbox = inbox(&view.console)?.clone().by(by.clone());
+    let counts = view.console.counts.clone();
+    let did = Did::Retired(of.clone());
+    let was_noted = in_task(async move {
+        let retired = inbox.retire(of.clone()).await;
+        counts.forget();
+        let actor = known(by.who());
+        match &retired {
+            Ok(was_noted) => tracing::info!(actor, %of, was_noted, "an operator retires a handler"),
+            Err(error) => tracing::warn!(
+                actor,
+                %of,
+                reason = Chain(error).to_string(),
+                "an operator could not retire a handler, as the queue failed"
+            ),
+        }
+        retired
+    });
+    match was_noted.await? {
+        true => Ok(Redirect::to(&view.url(did.at("/")))),
+        false => Err(Problem::new(
+            StatusCode::CONFLICT,
+            "No worker has noted this handler any more; another operator may have retired it.",
+        )),
+    }
+}

@@ -307,6 +307,7 @@ pub(super) enum Did {
     Changed(Action, Vec<EventId>),
     Paused(Scope),
     Resumed(Scope),
+    Retired(Scope),
 }
 
 impl Did {
@@ -319,6 +320,7 @@ impl Did {
             }
             Self::Paused(of) => ("pause", of.to_string()),
             Self::Resumed(of) => ("resume", of.to_string()),
+            Self::Retired(of) => ("retire", of.to_string()),
         };
         let mut did = form_urlencoded::Serializer::new(String::new());
         did.append_pair("did", &format!("{name}:{of}"));
@@ -333,6 +335,7 @@ impl Did {
         match name {
             "pause" => of.parse().ok().map(Self::Paused),
             "resume" => of.parse().ok().map(Self::Resumed),
+            "retire" => of.parse().ok().map(Self::Retired),
             name => {
                 // Anybody can write a URL, so it names no more events than a list has.
                 let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();

@@ -72,6 +72,7 @@ impl Console {
                 .route("/events/{id}/{action}", post(actions::change))
                 .route("/pause", get(confirm_pause).post(actions::pause))
                 .route("/resume", post(actions::resume))
+                .route("/retire", post(actions::retire))
                 .route("/actions/{number}/continue", post(actions::go_on))
                 .route("/actions/{number}/cancel", post(actions::cancel));
         }

@@ -12,6 +12,7 @@ use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
 use super::super::event::{EventLease, EventState, Failure, Settlement, Take, TakenEvent};
+use super::super::handlers::{Duty, Own, PUT_OFF};
 use super::super::queue::Settled;
 use super::super::records::PastFailure;
 use super::super::trip::{Probe, handler_works};
@@ -155,17 +156,23 @@ impl Pool {
         let observers = self.shared.observers();
         let watch = AttemptWatch::new(observers, &event.delivery, Some(event.lease.id.0));
         let outcome = self.handle(place, &event, &held).await;
-        self.note_outcome(&event, &outcome);
-        let ended = Ended {
-            event: &event,
-            outcome: &outcome,
-            took: began.elapsed(),
-            is_probe: probe.is_some(),
-            jitter: fastrand::f64(),
+        let settlement = match &outcome {
+            Ok(outcome) => {
+                self.note_outcome(&event, outcome);
+                let ended = Ended {
+                    event: &event,
+                    outcome,
+                    took: began.elapsed(),
+                    is_probe: probe.is_some(),
+                    jitter: fastrand::f64(),
+                };
+                let decide::Decision { settlement, line } = decide(ended, self.rules());
+                line.log(outcome);
+                span.finish(outcome.name());
+                settlement
+            }
+            Err(left) => Some(left.clone()),
         };
-        let decide::Decision { settlement, line } = decide(ended, self.rules());
-        line.log(&outcome);
-        span.finish(outcome.name());
         let watch = watch.stop();
         let lease = event.delivery.lease();
         let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
@@ -183,22 +190,48 @@ impl Pool {
                 is_settled.then_some(None)
             }
         };
-        watch.ended(&outcome, settlement.as_ref().filter(|_| recorded.is_some()));
+        // No attempt was made of an event that is left to another worker.
+        if let Ok(outcome) = &outcome {
+            watch.ended(outcome, settlement.as_ref().filter(|_| recorded.is_some()));
+        }
         drop((suspect, probe));
         if let Some((event, asked)) = recorded.flatten() {
             *next = self.admit(*event, asked).await;
         }
     }
 
-    /// Runs the handler, and returns the attempt's outcome.
-    async fn handle(&self, place: &Place, event: &TakenEvent, held: &HeldLease<'_>) -> Outcome {
+    /// Runs the handler, and returns the attempt's outcome; or what becomes of an event that is left to another worker.
+    async fn handle(
+        &self,
+        place: &Place,
+        event: &TakenEvent,
+        held: &HeldLease<'_>,
+    ) -> Result<Outcome, Settlement> {
         // It was being taken when the worker was stopped.
         if self.stops() {
-            return Outcome::Interrupted;
+            return Ok(Outcome::Interrupted);
         }
         if event.crashes >= self.rules().max_crashes {
             let crashes = event.crashes;
-            return Outcome::Crashed { crashes };
+            return Ok(Outcome::Crashed { crashes });
+        }
+        // Nothing is asked of an event that has a handler here.
+        let own = place.handles.own(event.delivery.kind());
+        if own != Own::Handler {
+            match self.duty(own, &event.delivery).await {
+                Ok(Duty::Handle | Duty::Ignore) => {}
+                Ok(Duty::Leave) => return Err(Settlement::Released),
+                Ok(Duty::PutOff) => {
+                    return Err(Settlement::Retry {
+                        after: PUT_OFF,
+                        failure: None,
+                        counts: false,
+                        is_probe: false,
+                        blocks_lane: false,
+                    });
+                }
+                Err(error) => return Ok(Outcome::unavailable(error, Duration::ZERO)),
+            }
         }
         let mut delivery = event.delivery.clone();
         delivery.begin_attempt(None);
@@ -221,9 +254,9 @@ impl Pool {
                 "the event is settled as handled, as the transaction of a handler was committed: the outcome of the \
                  service around it has no effect"
             );
-            return Outcome::Handled;
+            return Ok(Outcome::Handled);
         }
-        outcome
+        Ok(outcome)
     }
 
     /// Notes whether the handler of the event's type works.
@@ -247,7 +280,8 @@ impl Pool {
                         route = %of.route, kind = %of.kind,
                         "an event of this type succeeded: all of them are tried again"
                     );
-                    self.apply_trips();
+                    self.set_kinds();
+                    self.ask_now();
                 }
             }
             Some(true) | None => {}
@@ -268,7 +302,8 @@ impl Pool {
                         "events of this type fail in many chats: until one succeeds, one is tried at a time, and its \
                          failures do not count"
                     );
-                    self.apply_trips();
+                    self.set_kinds();
+                    self.ask_now();
                 }
             }
         }

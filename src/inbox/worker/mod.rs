@@ -3,6 +3,7 @@
 mod attempt;
 mod extension;
 mod leases;
+mod others;
 mod pool;
 mod producer;
 mod registry;
@@ -61,8 +62,8 @@ impl Worker {
     /// Takes events of these types only. Events of other types wait for another worker, and so do the later events of
     /// their chats. A call replaces an earlier one.
     ///
-    /// By default, a worker takes all types of its routes. In a rolling deploy, the older version would then settle events of
-    /// a type that only the newer version handles as *ignored*. To prevent that, pass the types that have a handler.
+    /// By default, a worker takes all types of its routes that [no other worker](crate::docs::inbox#event-types-without-a-handler)
+    /// handles.
     pub fn only(mut self, types: impl IntoIterator<Item = impl Into<EventType>>) -> Self {
         self.0.only = Some(types.into_iter().map(Into::into).collect());
         self
@@ -159,6 +160,7 @@ impl Inbox {
             tokio::spawn(tasks::keep(of(), "leases", extension::extend)).abort_handle(),
             tokio::spawn(tasks::keep(of(), "purge", producer::purge)).abort_handle(),
             tokio::spawn(tasks::keep(of(), "watch", watch::watch)).abort_handle(),
+            tokio::spawn(tasks::keep(of(), "handlers", others::note)).abort_handle(),
         ];
         if !pool.kept.is_empty() {
             let count = tasks::keep(of(), "counts", async |pool: Arc<Pool>| {

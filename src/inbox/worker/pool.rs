@@ -18,6 +18,7 @@ use super::super::route::Route;
 use super::super::rules::Rules;
 use super::super::trip::Trips;
 use super::leases::HeldLeases;
+use super::others::Others;
 use super::suspects::Suspects;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
@@ -25,6 +26,7 @@ use crate::execution::{Clocks, Lent, Limits};
 use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::RouteName;
+use crate::router::{EventRouter, Handles};
 use crate::telemetry::Kept;
 
 /// Whether a worker stops.
@@ -62,6 +64,7 @@ pub(super) struct Pool {
     /// How often background tasks have panicked.
     pub(super) panics: AtomicUsize,
     pub(super) leases: HeldLeases,
+    pub(super) others: Others,
     /// Keeps the timers of the runtime in time beside handlers that block.
     pub(super) clocks: Clocks,
     pub(super) stop: watch::Sender<Stop>,
@@ -75,6 +78,8 @@ pub(crate) type Handler = Arc<dyn Handle>;
 
 pub(crate) trait Handle: Send + Sync {
     fn handle(&self, delivery: RawDelivery) -> BoxFuture<'static, Outcome>;
+    /// What it handles of a route.
+    fn handles(&self, route: &RouteName) -> Handles;
 }
 
 /// Makes a handler of a service. Each delivery has a clone of its own.
@@ -85,10 +90,18 @@ where
         + Send
         + 'static,
 {
-    Arc::new(Cloned(Mutex::new(service)))
+    let router = (&service as &dyn Any).downcast_ref::<EventRouter>();
+    Arc::new(Cloned {
+        router: router.cloned(),
+        service: Mutex::new(service),
+    })
 }
 
-struct Cloned<S>(Mutex<S>);
+struct Cloned<S> {
+    service: Mutex<S>,
+    /// The service, if it is one. Of any other one, nobody knows what it handles.
+    router: Option<EventRouter>,
+}
 
 impl<S> Handle for Cloned<S>
 where
@@ -98,7 +111,7 @@ where
         + 'static,
 {
     fn handle(&self, delivery: RawDelivery) -> BoxFuture<'static, Outcome> {
-        let mut service = lock(&self.0).clone();
+        let mut service = lock(&self.service).clone();
         Box::pin(async move {
             if let Err(error) = poll_fn(|cx| service.poll_ready(cx)).await {
                 return Outcome::failed(error);
@@ -108,6 +121,11 @@ where
                 Err(error) => Outcome::failed(error),
             }
         })
+    }
+
+    fn handles(&self, route: &RouteName) -> Handles {
+        let router = self.router.as_ref();
+        router.map_or_else(Handles::all, |router| router.handles(route))
     }
 }
 
@@ -119,7 +137,8 @@ pub(super) struct Place {
     pub(super) route: Arc<Route>,
     pub(super) handler: Handler,
     pub(super) lent: Arc<dyn Any + Send + Sync>,
-    /// The kinds to take now. A tripped kind is left out.
+    pub(super) handles: Handles,
+    /// The kinds to take now, without those that are tripped or left to other workers.
     take: Mutex<Arc<Take>>,
     /// The number of attempts in progress.
     busy: Arc<AtomicUsize>,
@@ -187,6 +206,7 @@ impl Pool {
                     lease: route.limits.lease(),
                     kinds: rules.kinds(&route.name),
                 })),
+                handles: handler.handles(&route.name),
                 lent: Lent::of(route.given.clone(), shared.observers().clone()),
                 route,
                 handler,
@@ -211,6 +231,7 @@ impl Pool {
             suspects: Mutex::default(),
             panics: 0.into(),
             leases: HeldLeases::default(),
+            others: Others::default(),
             clocks: Clocks::default(),
             stop,
             kept: shared.observers().kept(),
@@ -352,21 +373,30 @@ impl Pool {
         planned.into_iter().chain(probe).min()
     }
 
-    /// Sets the kinds to take, after one was tripped or resumed.
-    pub(super) fn apply_trips(&self) {
+    /// Sets the kinds to take, after one was tripped or resumed, or other workers have come or gone. Returns whether they are
+    /// others.
+    pub(super) fn set_kinds(&self) -> bool {
+        let mut has_changed = false;
         let trips = lock(&self.trips);
+        let noted = self.others.noted();
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
         for place in &self.routes {
             let route = &place.route;
             let tripped = trips.tripped().filter(|(of, _)| of.route == route.name);
             let tripped = tripped.map(|(of, _)| of.kind.clone());
-            *lock(&place.take) = Arc::new(Take {
+            let mut kinds = self.rules().kinds(&route.name);
+            if let Some(noted) = &noted {
+                kinds = noted.taken(kinds, &place.handles);
+            }
+            let kinds = kinds.except(tripped);
+            let mut take = lock(&place.take);
+            has_changed |= take.kinds != kinds;
+            *take = Arc::new(Take {
                 lease: route.limits.lease(),
-                kinds: self.rules().kinds(&route.name).except(tripped),
+                kinds,
             });
         }
-        drop(trips);
-        self.ask_now();
+        has_changed
     }
 
     pub(super) fn stop(&self, stop: Stop) {

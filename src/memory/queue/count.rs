@@ -8,8 +8,10 @@ use async_trait::async_trait;
 
 use super::{MemoryQueue, Place, State};
 use crate::event::EventKind;
+use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::counts::{SPANS, kept_from};
 use crate::inbox::event::EventState;
+use crate::inbox::handlers::{HandlerNote, NewNote};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::{KindStats, Pause, Stats};
 use crate::route::{EventType, RouteName, Scope};
@@ -36,6 +38,25 @@ impl CountEvents for MemoryQueue {
 
     async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
         Ok(self.lock().note_counts(counts))
+    }
+
+    async fn note_handlers(
+        &self,
+        worker: &str,
+        notes: &[NewNote],
+    ) -> Result<(Vec<HandlerNote>, SystemTime), StoreError> {
+        let mut state = self.lock();
+        state.note_handlers(worker, notes);
+        Ok((state.handlers(), state.time_of_day(state.now)))
+    }
+
+    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError> {
+        let mut state = self.lock();
+        let is_retired = state.retire(of);
+        if is_retired {
+            state.note(by, ActionKind::Retire, None, Some(of.to_string()), 0);
+        }
+        Ok(is_retired)
     }
 }
 
@@ -107,6 +128,7 @@ impl State {
             at: self.time_of_day(self.now),
             kinds: kinds.into_values().collect(),
             pauses: self.pauses(),
+            handlers: self.handlers(),
         }
     }
 

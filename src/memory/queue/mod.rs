@@ -7,6 +7,7 @@ mod change;
 mod claim;
 mod count;
 mod forget;
+mod handlers;
 mod lanes;
 mod list;
 mod measure;
@@ -24,6 +25,7 @@ use tokio::time::Instant;
 use crate::delivery::IdempotencyKey;
 use crate::inbox::Queue;
 use crate::inbox::event::{EventState, Lane};
+use crate::inbox::handlers::HandlerNote;
 use crate::lock::lock;
 use crate::route::{EventType, Scope};
 
@@ -162,6 +164,8 @@ struct State {
     actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
     counts: count::Counts,
+    /// What workers have noted that they handle, and whether by a fallback, and until when the note is kept.
+    handlers: BTreeMap<(Scope, bool), (HandlerNote, Instant)>,
     bytes: u64,
 }
 
@@ -189,6 +193,7 @@ impl Default for State {
             actions: BTreeMap::new(),
             last_action: 0,
             counts: count::Counts::default(),
+            handlers: BTreeMap::new(),
             bytes: 0,
         }
     }

@@ -12,3 +12,18 @@ BEGIN
     ON CONFLICT (series, span, minute, process, kind, outcome) DO UPDATE SET number = greatest(c.number, excluded.number);
     RETURN {schema}.micros();
 END $tower_webhook$;
+
+-- Notes what a worker handles. In one order, so that two of them do not wait for each other.
+CREATE FUNCTION {schema}.note_handlers(p_worker text, p_handled text[], p_fallbacks boolean[], p_keep bigint[])
+RETURNS void LANGUAGE plpgsql SET jit = off SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    INSERT INTO {schema}.handlers AS h (handled, is_fallback, seen, keep_until, worker)
+    SELECT handled, is_fallback, v_now, v_now + keep, p_worker
+    FROM unnest(p_handled, p_fallbacks, p_keep) AS r (handled, is_fallback, keep) ORDER BY 1, 2
+    ON CONFLICT (handled, is_fallback) DO UPDATE SET
+        seen = excluded.seen, keep_until = excluded.keep_until, worker = excluded.worker;
+    DELETE FROM {schema}.handlers WHERE keep_until < v_now;
+END $tower_webhook$;

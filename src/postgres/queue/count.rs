@@ -8,15 +8,25 @@ use sqlx::postgres::PgRow;
 
 use super::batches::Result;
 use super::database::Database;
-use super::{parameters, rows, stats};
+use super::{actions, parameters, rows, stats};
+use crate::inbox::actions::By;
 use crate::inbox::counts::SPANS;
+use crate::inbox::handlers::{HandlerNote, NewNote};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::Stats;
-use crate::postgres::engine::{Value, column, corrupt};
+use crate::postgres::engine::{Value, column, corrupt, micros};
+use crate::route::Scope;
 use crate::store::OpenError as Error;
 use crate::telemetry::{Count, CountsOf, Sample, Series};
 
 const NOTE: &str = "SELECT {schema}.note_counts($1, $2, $3, $4, $5, $6, $7, $8)";
+
+const NOTE_HANDLERS: &str = "SELECT {schema}.note_handlers($1, $2, $3, $4)";
+
+const RETIRE: &str = "
+    WITH retired AS (DELETE FROM {schema}.handlers WHERE handled = $1 RETURNING handled)
+    INSERT INTO {schema}.actions (at, who, reason, what, about, changed)
+    SELECT {schema}.micros(), $2, $3, 'retire', $1, 0 WHERE EXISTS (SELECT FROM retired) RETURNING number";
 
 const LIST: &str = "
     SELECT series, minute - minute % $4, CASE WHEN $5 > 0 THEN process ELSE 0 END, kind, outcome,
@@ -27,12 +37,14 @@ const LIST: &str = "
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 2 DESC, 1, 3, 4, 5 LIMIT $6";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[NOTE, LIST];
+pub(super) const STATEMENTS: &[&str] = &[NOTE, LIST, NOTE_HANDLERS, RETIRE, stats::HANDLERS];
 
 #[async_trait]
 impl CountEvents for Database {
     async fn stats(&self) -> Result<Stats> {
-        Ok(stats::stats(&self.read(&stats::count(), &[]).await?)?)
+        let mut stats = stats::stats(&self.read(&stats::count(), &[]).await?)?;
+        (stats.handlers, _) = stats::handlers(&self.read(stats::HANDLERS, &[]).await?)?;
+        Ok(stats)
     }
 
     async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>> {
@@ -68,6 +80,30 @@ impl CountEvents for Database {
         ];
         let row = self.call_one(NOTE, values).await?;
         Ok(rows::time(column(&row, 0)?))
+    }
+
+    async fn note_handlers(
+        &self,
+        worker: &str,
+        notes: &[NewNote],
+    ) -> Result<(Vec<HandlerNote>, SystemTime)> {
+        if !notes.is_empty() {
+            let keep = |note: &NewNote| micros(note.keep);
+            let values = [
+                Value::Text(worker.to_owned()),
+                Value::Texts(notes.iter().map(|note| note.of.to_string()).collect()),
+                Value::Flags(notes.iter().map(|note| note.is_fallback).collect()),
+                Value::numbers(notes.iter().map(keep)),
+            ];
+            self.call(NOTE_HANDLERS, values).await?;
+        }
+        Ok(stats::handlers(&self.read(stats::HANDLERS, &[]).await?)?)
+    }
+
+    async fn retire(&self, of: &Scope, by: &By) -> Result<bool> {
+        let [who, reason] = actions::by(by);
+        let values = [Value::Text(of.to_string()), who, reason];
+        Ok(!self.call(RETIRE, values).await?.is_empty())
     }
 }
 

@@ -4,6 +4,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
 use std::path::Path;
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -18,6 +19,7 @@ use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
 };
+use crate::inbox::handlers::NewNote;
 use crate::inbox::queue::{Accepted, Queue};
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresStore;
@@ -38,7 +40,7 @@ const DEAR: f64 = 100_000.0;
 const FORBIDDEN: f64 = 1e10;
 
 /// Tables that stay small, whatever is accepted: nobody needs an index.
-const SMALL: [&str; 4] = ["kinds", "clock", "given_up", "schema_versions"];
+const SMALL: [&str; 5] = ["kinds", "clock", "given_up", "handlers", "schema_versions"];
 
 /// How statements begin that read what they count, or a page of what matches, in steps: as much as that is. The server plans
 /// them anew for each call.
@@ -509,6 +511,14 @@ impl Exercise {
             ..Count::new(Series::Refused, now, self.round)
         };
         queue.count.note_counts(&[count]).await.unwrap();
+        let note = NewNote {
+            of: Scope::from(EventKind::CHAT_RATED),
+            is_fallback: false,
+            keep: HOUR,
+        };
+        let notes = slice::from_ref(&note);
+        queue.count.note_handlers("worker", notes).await.unwrap();
+        assert!(queue.count.retire(&note.of, &By::new("ada")).await.unwrap());
         let of = CountsOf::new([Series::Refused], now - 60..now + 1);
         queue.count.counts(&of).await.unwrap();
         queue.measure.measure().await.unwrap();

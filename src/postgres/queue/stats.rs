@@ -1,10 +1,13 @@
 //! The numbers of events by kind and state, and what is paused.
 
+use std::time::SystemTime;
+
 use sqlx::postgres::PgRow;
 
 use super::places::{NO_FENCE, NOW, state};
 use super::{blocked, rows};
 use crate::inbox::event::EventState;
+use crate::inbox::handlers::HandlerNote;
 use crate::inbox::records::{KindStats, Pause, Stats};
 use crate::postgres::engine::{column, corrupt};
 use crate::route::{EventType, Scope};
@@ -57,6 +60,7 @@ pub(super) fn stats(rows: &[PgRow]) -> Result<Stats, Error> {
         kinds: Vec::new(),
         at: rows::time(column(first, 9)?),
         pauses: Vec::new(),
+        handlers: Vec::new(),
     };
     for row in rows {
         stats.pauses.extend(pause(row)?);
@@ -69,6 +73,29 @@ pub(super) fn stats(rows: &[PgRow]) -> Result<Stats, Error> {
         .sort_by(|a, b| (&a.route, &a.kind).cmp(&(&b.route, &b.kind)));
     stats.pauses.sort_by(|a, b| a.of.cmp(&b.of));
     Ok(stats)
+}
+
+/// The notes on handlers, and the time. Without a note, the time alone.
+pub(super) const HANDLERS: &str = "
+    SELECT now, handled, is_fallback, seen, worker
+    FROM {schema}.micros() AS now LEFT JOIN {schema}.handlers ON keep_until >= now";
+
+pub(super) fn handlers(rows: &[PgRow]) -> Result<(Vec<HandlerNote>, SystemTime), Error> {
+    let first = rows.first();
+    let first = first.ok_or_else(|| corrupt("notes on handlers without the time"))?;
+    let mut notes = Vec::new();
+    for row in rows {
+        let Some(of) = column::<Option<&str>>(row, 1)? else {
+            continue;
+        };
+        notes.push(HandlerNote {
+            of: of.parse().map_err(corrupt)?,
+            is_fallback: column(row, 2)?,
+            seen: rows::time(column(row, 3)?),
+            worker: column(row, 4)?,
+        });
+    }
+    Ok((notes, rows::time(column(first, 0)?)))
 }
 
 /// The pause of a row.

@@ -6,10 +6,13 @@ use std::time::SystemTime;
 use async_trait::async_trait;
 use rusqlite::{Result, Row, params};
 
-use super::{SqliteQueue, row, stats};
+use super::{SqliteQueue, actions, handlers, row, stats};
+use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::counts::{SPANS, kept_from};
+use crate::inbox::handlers::{HandlerNote, NewNote};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::Stats;
+use crate::route::Scope;
 use crate::sqlite::engine::{Need, Tx};
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
@@ -80,6 +83,36 @@ impl CountEvents for SqliteQueue {
         self.run(Need::Write, move |tx| {
             note(tx, &counts)?;
             Ok(row::time(tx.now))
+        })
+        .await
+    }
+
+    async fn note_handlers(
+        &self,
+        worker: &str,
+        notes: &[NewNote],
+    ) -> Result<(Vec<HandlerNote>, SystemTime), StoreError> {
+        let read = |tx: &mut Tx<'_>| Ok((handlers::all(tx)?, row::time(tx.now)));
+        if notes.is_empty() {
+            return self.read(read).await;
+        }
+        let (worker, notes) = (worker.to_owned(), notes.to_vec());
+        self.run(Need::Write, move |tx| {
+            handlers::note(tx, &worker, &notes)?;
+            read(tx)
+        })
+        .await
+    }
+
+    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError> {
+        let (of, by) = (of.clone(), by.clone());
+        self.run(Need::Durable, move |tx| {
+            let is_retired = handlers::retire(tx, &of)?;
+            if is_retired {
+                let about = of.to_string();
+                actions::note(tx, &by, ActionKind::Retire, None, Some(&about), 0)?;
+            }
+            Ok(is_retired)
         })
         .await
     }

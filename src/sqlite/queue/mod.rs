@@ -8,6 +8,7 @@ mod chats;
 mod claim;
 mod count;
 mod forget;
+mod handlers;
 mod kinds;
 mod lanes;
 mod list;

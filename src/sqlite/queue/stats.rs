@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::search::FIRST;
-use super::{kinds, row};
+use super::{handlers, kinds, row};
 use crate::inbox::records::{KindStats, Stats};
 use crate::route::{EventType, Scope};
 use crate::sqlite::engine::Tx;
@@ -110,6 +110,7 @@ impl Counts {
             kinds: Vec::new(),
             at: row::time(tx.now),
             pauses,
+            handlers: handlers::all(tx)?,
         };
         for (id, EventType { route, kind }) in types {
             let count = self.kinds.get(&id).copied().unwrap_or_default();

@@ -71,7 +71,7 @@ fn of(view: &View, action: &Action) -> Markup {
     let about = action.about.as_deref().unwrap_or_default();
     html! {
         @match action.kind {
-            ActionKind::Pause | ActionKind::Resume => @match about.parse::<Scope>() {
+            ActionKind::Pause | ActionKind::Resume | ActionKind::Retire => @match about.parse::<Scope>() {
                 Ok(of) => (scope(&of)),
                 Err(_) => (clip(about, 200)),
             },

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use tower_webhook::RouteName;
-use tower_webhook::inbox::{KindStats, Scope, Stats};
+use tower_webhook::inbox::{HandlerNote, KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
 
@@ -109,6 +109,7 @@ pub(super) fn causes(
         budget(observed),
         tripped(view, stats, observed),
         silent(&observed.silent),
+        of_stats(away),
         of_stats(waiting),
         of_stats(dead),
         unverified(view, observed),
@@ -343,6 +344,33 @@ fn dead(view: &View, stats: &Stats) -> Option<Cause> {
     Some(Cause::new(level, text).link(view.events(&[("state", "dead")]), "Dead letters"))
 }
 
+/// The note on a type, and for how long its worker was not seen, if that is away.
+fn away_from<'a>(stats: &'a Stats, it: &KindStats) -> Option<(&'a HandlerNote, Duration)> {
+    let (note, _) = stats.handler(&it.event_type())?;
+    stats.away().into_iter().find(|(away, _)| *away == note)
+}
+
+/// Event types whose worker is away.
+fn away(view: &View, stats: &Stats) -> Option<Cause> {
+    let unattended = stats.unattended();
+    let waits = |it: &&KindStats| {
+        // There is a sentence about the whole route.
+        it.waiting > 0 && !unattended.iter().any(|(route, _)| *route == it.route)
+    };
+    let kinds = stats.kinds.iter().filter(waits);
+    let kinds: Vec<_> = kinds
+        .filter_map(|it| Some((it, away_from(stats, it)?)))
+        .collect();
+    let (_, (note, unseen)) = kinds.iter().max_by_key(|(_, (_, unseen))| *unseen)?;
+    let text = html! {
+        "Nobody handles " (names(kinds.iter().map(|(it, _)| name_of(it)))) ": " (clip(&note.worker, 200))
+        " did, and was last seen " (long(*unseen)) " ago. The events are put off by ten minutes at a time, and their chats go on "
+        "without them. Start that worker, or retire its handler if it is not coming back."
+    };
+    let cause = Cause::new(Level::Critical, text);
+    Some(cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
+}
+
 /// Event types of which no attempt was made for long, though nothing keeps them from it.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
     let unattended = nobodys(view, stats);
@@ -354,11 +382,17 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
             && it.in_progress + it.retrying == 0
             && !it.is_paused
             && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
+            && away_from(stats, it).is_none()
     };
-    let kinds: Vec<_> = stats.kinds.iter().filter(waits).collect();
+    let is_noted = |it: &&KindStats| stats.handler(&it.event_type()).is_some();
+    let (noted, others): (Vec<_>, Vec<_>) = stats.kinds.iter().filter(waits).partition(is_noted);
+    let (start, kinds) = match others.is_empty() {
+        true => ("No attempt is made of ", noted),
+        false => ("Nobody handles ", others),
+    };
     let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
     let text = html! {
-        "Nobody handles " (names(kinds.into_iter().map(name_of))) ": the oldest event was accepted "
+        (start) (names(kinds.into_iter().map(name_of))) ": the oldest event was accepted "
         (long(oldest)) " ago, and no attempt was made. Does a worker run?"
     };
     let cause = Cause::new(Level::Critical, text);

@@ -92,7 +92,7 @@ pub(in super::super) fn overview(
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
-                    @if let Some(stats) = stats.filter(|_| view.can_change()) { (routes(view, stats)) }
+                    @if let Some(stats) = stats.filter(|_| view.can_change()) { (routes(view, stats)) (retire(view, stats)) }
                     @if let Some((_, age)) = view.counted.as_ref().filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
@@ -341,6 +341,25 @@ fn routes(view: &View, stats: &Stats) -> Markup {
                 @for route in routes.into_iter().take(KINDS) {
                     @let of = Scope::Route(route.clone());
                     (pause(view, &of, view.is_paused(&of)))
+                }
+            }
+        }
+    }
+}
+
+/// The buttons that end the notes on handlers whose workers are away.
+fn retire(view: &View, stats: &Stats) -> Markup {
+    let away = stats.away();
+    html! {
+        @if !away.is_empty() {
+            div.row.middle {
+                @for (note, unseen) in away.into_iter().take(KINDS) {
+                    form method="post" action=(view.url("/retire")) {
+                        input type="hidden" name="of" value=(note.of);
+                        button title={ (clip(&note.worker, 200)) ", last seen " (long(unseen)) " ago" } {
+                            "Retire the handler of " (scope(&note.of))
+                        }
+                    }
                 }
             }
         }

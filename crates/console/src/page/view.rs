@@ -111,6 +111,7 @@ impl View {
                     "."
                 },
                 Did::Paused(it) => { (of(it)) " was paused. " a href=(self.url("/")) { "Overview" } },
+                Did::Retired(it) => { "The handler of " (scope(it)) " was retired. " a href=(self.url("/")) { "Overview" } },
                 Did::Resumed(it) => { (of(it)) " was resumed. " a href=(self.url("/")) { "Overview" } },
             }
         }

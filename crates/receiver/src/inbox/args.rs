@@ -141,6 +141,15 @@ pub(crate) enum Command {
         #[arg(value_name = "TYPE", default_value = "", hide_default_value = true)]
         of: Scope,
     },
+    /// End the note on a handler whose worker is not coming back: its events are then ignored, and not put off any more
+    Retire {
+        /// The event type, such as `chat-rated` or `github/push`, or a route for its other types, such as `github/`
+        #[arg(value_name = "TYPE")]
+        of: Scope,
+        /// Why, for the list of actions
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
+    },
     /// List who changed what, and why, newest first
     Actions {
         /// Those that changed this event
@@ -282,11 +291,13 @@ impl Command {
             | Self::Gaps { matching, .. }
             | Self::Export { matching } => matching.filter(),
             Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.filter(),
-            Self::Pause { of, .. } | Self::Resume { of } => match of.clone() {
-                Scope::Route(route) => Filter::default().routes([route]),
-                Scope::Type(of) => Filter::default().routes([of.route]).kinds([of.kind]),
-                _ => Filter::default(),
-            },
+            Self::Pause { of, .. } | Self::Resume { of } | Self::Retire { of, .. } => {
+                match of.clone() {
+                    Scope::Route(route) => Filter::default().routes([route]),
+                    Scope::Type(of) => Filter::default().routes([of.route]).kinds([of.kind]),
+                    _ => Filter::default(),
+                }
+            }
             _ => Filter::default(),
         }
     }
@@ -295,7 +306,7 @@ impl Command {
     pub(crate) fn reason(&self) -> &str {
         let reason = match self {
             Self::Redrive { chosen } | Self::Discard { chosen } => &chosen.reason,
-            Self::Forget { reason, .. } => reason,
+            Self::Forget { reason, .. } | Self::Retire { reason, .. } => reason,
             Self::Pause { note, .. } => return note,
             _ => &None,
         };

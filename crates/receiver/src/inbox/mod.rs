@@ -205,6 +205,16 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
                 said("still paused", &pause.of);
             }
         }
+        Command::Retire { of, .. } => {
+            if !inbox.retire(of.clone()).await? {
+                eprintln!(
+                    "no worker has noted that it handles {of}: nothing was retired; `receiver inbox stats` lists handlers that \
+                     are away"
+                );
+                return Ok(ExitCode::FAILURE);
+            }
+            said("retired", &of);
+        }
         Command::Actions { event, limit, json } => {
             let actions = inbox
                 .actions(event.map_or(Which::All, Which::Of), None, limit)

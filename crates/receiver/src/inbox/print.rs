@@ -441,6 +441,15 @@ pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
             printable(&pause.note)
         )?;
     }
+    for (note, _) in stats.away() {
+        writeln!(
+            out,
+            "nobody handles {}: {} was last seen {}",
+            printable(&note.of.to_string()),
+            printable(&note.worker),
+            ago(note.seen)
+        )?;
+    }
     Ok(())
 }
 
@@ -449,6 +458,15 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
     struct Line {
         paused: bool,
         kinds: Vec<Kind>,
+        handlers: Vec<Handler>,
+    }
+
+    #[derive(Serialize)]
+    struct Handler {
+        of: String,
+        is_fallback: bool,
+        worker: String,
+        seen: i64,
     }
 
     #[derive(Serialize)]
@@ -475,12 +493,19 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
         oldest: kind.oldest.map(millis),
         paused: kind.is_paused,
     });
+    let handlers = stats.handlers.iter().map(|note| Handler {
+        of: note.of.to_string(),
+        is_fallback: note.is_fallback,
+        worker: note.worker.clone(),
+        seen: millis(note.seen),
+    });
     let mut out = io::stdout().lock();
     line(
         &mut out,
         &Line {
             paused: stats.is_paused(),
             kinds: kinds.collect(),
+            handlers: handlers.collect(),
         },
     )
 }
