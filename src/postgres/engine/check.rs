@@ -40,7 +40,8 @@ pub(super) async fn check_settings(pool: &PgPool, schema: &Schema) -> Result<(),
 }
 
 /// Refuses tables that the user of the pool cannot change, or of which some rows would be hidden from it: by what it tries,
-/// without changing anything. On a server that takes no writes now, it tries nothing.
+/// without changing anything. On a server that takes no writes now, it tries nothing. Of a user who may change none of a
+/// queue's tables, it asks only for the right to read them: that is somebody who lists events.
 pub(super) async fn check_tables(
     pool: &PgPool,
     schema: &Schema,
@@ -55,11 +56,14 @@ pub(super) async fn check_tables(
         ), (
             SELECT string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_proc AS p
             WHERE p.pronamespace = n.oid AND cardinality($2) > 1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
+        ), cardinality($2) > 1 AND NOT EXISTS (
+            SELECT FROM pg_class AS c
+            WHERE c.relnamespace = n.oid AND c.relname = ANY ($2) AND has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE')
         ) FROM pg_namespace AS n WHERE n.nspname = $1";
     let asked = sqlx::query(asked).bind(schema.name()).bind(names);
     let row = asked.fetch_one(&mut *transaction).await.map_err(failed)?;
-    let (is_read_only, hidden, denied): (bool, Option<String>, Option<String>) =
-        (row.get(0), row.get(1), row.get(2));
+    let (takes_no_writes, hidden): (bool, Option<String>) = (row.get(0), row.get(1));
+    let (denied, is_reader): (Option<String>, bool) = (row.get(2), row.get(3));
     if let Some(hidden) = hidden {
         return Err(unsuitable(format!(
             "row security hides rows of tables in the schema `{}` from the user of the pool ({hidden}): disable it for these, \
@@ -67,7 +71,7 @@ pub(super) async fn check_tables(
             schema.name()
         )));
     }
-    if let Some(denied) = denied {
+    if let Some(denied) = denied.filter(|_| !is_reader) {
         return Err(Error::new(
             ErrorKind::Denied,
             format!(
@@ -76,14 +80,15 @@ pub(super) async fn check_tables(
             ),
         ));
     }
-    if is_read_only {
+    if takes_no_writes {
         return Ok(());
     }
-    let tries = tables.iter().map(|(table, column)| {
-        format!(
+    let tries = tables.iter().map(|(table, column)| match is_reader {
+        true => format!("SELECT FROM {{schema}}.{table} WHERE false;"),
+        false => format!(
             "INSERT INTO {{schema}}.{table} OVERRIDING SYSTEM VALUE SELECT * FROM {{schema}}.{table} WHERE false;
             UPDATE {{schema}}.{table} SET {column} = {column} WHERE false; DELETE FROM {{schema}}.{table} WHERE false;"
-        )
+        ),
     });
     let tries = schema.sql(&format!(
         "SET LOCAL lock_timeout = '500ms'; {}",

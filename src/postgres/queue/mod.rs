@@ -132,7 +132,8 @@ impl PostgresQueue {
     /// Creates the schema and its tables, or upgrades those of an earlier release.
     ///
     /// Does nothing when they are up to date: call it whenever a process starts. It is the same as
-    /// [`PostgresStore::migrate`](crate::postgres::PostgresStore::migrate), and needs the same rights.
+    /// [`PostgresStore::migrate`](crate::postgres::PostgresStore::migrate), and needs the same rights. If they are up to date,
+    /// a user who may only read them can list events.
     ///
     /// # Errors
     ///

@@ -5,10 +5,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
+use tower_webhook::EventKind;
 use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{By, Change, EventState, Filter, Page};
-use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::inbox::{By, Change, EventState, Filter, Inbox, Page, Which};
+use tower_webhook::postgres::{PostgresQueue, PostgresStore};
+use tower_webhook::telemetry::{Chain, CountsOf, Series};
 
+use support::HOUR;
 use support::database::{Database, connect, execute};
 use support::postgres::programs;
 use support::queue::{Calls, skip};
@@ -177,7 +180,7 @@ async fn what_would_stop_events_is_refused_at_the_start() {
         let error = PostgresQueue::open(connect(&url, 1).await)
             .await
             .unwrap_err();
-        let message = tower_webhook::telemetry::Chain(&error).to_string();
+        let message = Chain(&error).to_string();
         assert!(
             message.contains(expected) && message.contains(name),
             "{act}: {message}"
@@ -188,6 +191,77 @@ async fn what_would_stop_events_is_refused_at_the_start() {
         .await
         .unwrap_err();
     assert!(error.to_string().contains("LATIN1"), "{error}");
+}
+
+/// As that of a console for those who look, or of `receiver inbox list`.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_user_who_may_only_read_lists_events_and_is_refused_changes() {
+    let database = Database::create().await;
+    let admin = database.queue().await;
+    let (id, taken) = accept(&admin, event(Some(key("a")), Some(7))).await;
+    end(&admin, &taken.unwrap(), skip(HOUR)).await;
+    let name = format!("{}_reader", database.url.rsplit('/').next().unwrap());
+    let pool = database.pool(1).await;
+    let grants = format!(
+        "CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA tower_webhook TO {name};
+        GRANT SELECT ON ALL TABLES IN SCHEMA tower_webhook TO {name}"
+    );
+    execute(&pool, &grants).await;
+    let url = database.url.replacen("postgres@", &format!("{name}@"), 1);
+    let queue = PostgresQueue::open(connect(&url, 2).await).await.unwrap();
+    let inbox = Inbox::new(queue.clone());
+    let filter = Filter::default().chat("7");
+    let listed = inbox.list(&filter, Page::newest(9)).await.unwrap();
+    assert_eq!(listed.events[0].id, id);
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), 1);
+    assert!(inbox.get(id).await.unwrap().is_some());
+    assert_eq!(queue.find(key("a").key()).await.unwrap(), Some(id));
+    inbox.blocked_lanes(None, None, 9).await.unwrap();
+    inbox.gaps(&filter, Page::newest(9)).await.unwrap();
+    inbox.actions(Which::All, None, 9).await.unwrap();
+    let series = CountsOf::new([Series::Refused], 0..60);
+    inbox.counts(&series).await.unwrap();
+    assert!(inbox.is_ready().await);
+
+    let by = By::default();
+    let refused = [
+        inbox.redrive(id, None).await.map(drop),
+        inbox.pause(EventKind::CHAT_RATED, "").await,
+        inbox.forget("7").await.map(drop),
+        inbox.retire(EventKind::CHAT_RATED).await.map(drop),
+        queue.accept(event(None, None), None).await.map(drop),
+        queue.claim_of(&take(), 1, 0).await.map(drop),
+        queue.purge(Duration::ZERO).await.map(drop),
+        queue.discard(id, None, &by).await.map(drop),
+    ];
+    for refused in refused {
+        let message = Chain(&refused.unwrap_err()).to_string();
+        assert!(
+            message.contains("the user of the pool lacks rights in the schema `tower_webhook`")
+                && message.contains("permission denied for table"),
+            "{message}"
+        );
+    }
+
+    // Nothing is shown of what cannot be read.
+    execute(
+        &pool,
+        &format!("REVOKE SELECT ON tower_webhook.dead FROM {name}"),
+    )
+    .await;
+    let opened = PostgresQueue::open(connect(&url, 1).await).await;
+    let message = Chain(&opened.unwrap_err()).to_string();
+    assert!(
+        message.contains("permission denied for table dead"),
+        "{message}"
+    );
+    // A store has to write.
+    let opened = PostgresStore::open(connect(&url, 1).await).await;
+    let message = Chain(&opened.unwrap_err()).to_string();
+    assert!(
+        message.contains("permission denied for table keys"),
+        "{message}"
+    );
 }
 
 /// As an upgrade of the server does, which also refuses columns of types that name other things by their numbers.
