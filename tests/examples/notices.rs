@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use support::program::{Lingering, Server, until};
+use support::database::{connect, execute};
+use support::postgres::PostgresServer;
+use support::program::{Lingering, Server, curl, until};
 
 /// The notices that a command has written to a file, one a line.
 fn notices(file: &Path) -> Vec<Value> {
@@ -127,6 +129,44 @@ fn a_command_is_told_when_an_alarm_ends() {
     tripped["severity"] = json!("critical");
     assert_eq!(told(0), json!({ "alarms": [tripped], "ended": [] }));
     fs::write(&works, "").unwrap();
+    assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_is_told_that_no_event_can_be_claimed() {
+    let (dir, server) = (
+        TempDir::new().unwrap(),
+        PostgresServer::start_with(&["fsync=off"]),
+    );
+    let (file, url) = (dir.path().join("told"), server.url());
+    let command = format!("cat >> '{}'", file.display());
+    #[rustfmt::skip]
+    let receiver = Server::receiver(&[
+        "--secret", "s", "--inbox", &url, "--exec", "true", "--console", "127.0.0.1:0",
+        "--on-alarm", &command, "--notify-every", "1",
+    ]);
+    let database = connect(&url, 1).await;
+    let rename = async |from: &str, to: &str| {
+        let sql = format!("ALTER FUNCTION tower_webhook.{from} RENAME TO {to}");
+        execute(&database, &sql).await;
+    };
+    rename("claim", "lost").await;
+    let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
+    let ended = json!({ "alarm": "cannot-claim", "route": null, "kind": null });
+    let mut alarm = ended.clone();
+    alarm["severity"] = json!("critical");
+    assert_eq!(told(0), json!({ "alarms": [alarm], "ended": [] }));
+    let log = receiver.err();
+    assert!(
+        log.contains("the worker cannot take events from the queue"),
+        "{log}"
+    );
+    let page = curl(&[&receiver.url_of("console")]);
+    assert!(page.contains("cannot take events from the queue"), "{page}");
+    // Deliveries are accepted.
+    let event = ["--event", "chat-rated"];
+    assert_eq!(receiver.send("s", &event).code, 0);
+    rename("lost", "claim").await;
     assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
 }
 
