@@ -88,15 +88,16 @@ async fn request(app: &Router, request: Request<Body>) -> Seen {
 }
 
 /// The status of a page of any size.
-async fn answer(app: &Router, path: &str) -> StatusCode {
+async fn answer(app: &Router, path: &str) -> (StatusCode, u64) {
     let get = Request::get(path).header(HOST, "localhost:3001");
     let answer = app.clone().oneshot(get.body(Body::empty()).unwrap());
     let (head, body) = answer.await.unwrap().into_parts();
-    let mut body = body;
+    let (mut body, mut written) = (body, 0);
     while let Some(frame) = body.frame().await {
-        frame.unwrap();
+        let data = frame.unwrap().into_data().unwrap_or_default();
+        written += data.len() as u64;
     }
-    head.status
+    (head.status, written)
 }
 
 async fn get(app: &Router, path: &str) -> Seen {

@@ -1,23 +1,23 @@
 //! The events of a filter as a file, which is sent while they are read.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::time::SystemTime;
 
-use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use axum::response::IntoResponse;
+use axum::{BoxError, Extension};
 use futures_util::future::try_join_all;
 use futures_util::stream::try_unfold;
 use http::HeaderMap;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
-use serde_json::{Value, json};
+use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::{EventId, EventRecord, Filter, Inbox, Page};
-use tower_webhook::store::StoreError;
 
 use super::guard::actor;
 use super::page::{View, clamped};
@@ -33,6 +33,9 @@ const AT_ONCE: RangeInclusive<usize> = 8..=64;
 
 /// The size of the payloads after which fewer events are read at a time, in bytes.
 const LARGE: usize = 256 << 10;
+
+/// About the size of what is written of an event beside its payload, in bytes.
+const OTHERS: usize = 1 << 10;
 
 #[derive(Clone, Copy)]
 enum Format {
@@ -97,7 +100,7 @@ struct Export {
     format: Format,
     hides_payloads: bool,
     /// The first line of a table, until it is written.
-    head: Option<String>,
+    head: Option<Vec<u8>>,
     newest: EventId,
     /// The next page. `None` after the last one.
     page: Option<Page>,
@@ -110,7 +113,7 @@ struct Export {
 
 impl Export {
     /// The next part of the file. An error closes the connection, so that nobody takes a part for the whole.
-    async fn step(mut self) -> Result<Option<(Bytes, Self)>, StoreError> {
+    async fn step(mut self) -> Result<Option<(Bytes, Self)>, BoxError> {
         if let Some(head) = self.head.take() {
             return Ok(Some((head.into(), self)));
         }
@@ -133,15 +136,18 @@ impl Export {
         let records = try_join_all(some.map(|id| read(inbox.get(id)))).await?;
         // Deliveries have their turn.
         sleep(began.elapsed() / 2).await;
-        let (mut text, mut bytes) = (String::new(), 0);
-        for record in records.into_iter().flatten() {
-            bytes += record.body.as_ref().map_or(0, Bytes::len);
-            // It may have changed meanwhile.
-            if self.filter.matches(&record.summary) {
-                text += &match self.format {
-                    Format::JsonLines => line(&record, self.hides_payloads),
-                    Format::Csv => row(&record, self.hides_payloads),
-                };
+        let records = records.into_iter().flatten();
+        // They may have changed meanwhile.
+        let records: Vec<_> = (records.filter(|it| self.filter.matches(&it.summary))).collect();
+        let bodies = records.iter().filter_map(|record| record.body.as_ref());
+        let bytes = bodies.map(Bytes::len).sum();
+        // Most payloads have few characters that are escaped.
+        let expected = if self.hides_payloads { 0 } else { bytes };
+        let mut text = Vec::with_capacity(expected + records.len() * OTHERS);
+        for record in &records {
+            match self.format {
+                Format::JsonLines => write_line(&mut text, record, self.hides_payloads)?,
+                Format::Csv => write_row(&mut text, record, self.hides_payloads),
             }
         }
         let (fewest, most) = AT_ONCE.into_inner();
@@ -157,34 +163,70 @@ fn time(at: SystemTime) -> String {
     humantime::format_rfc3339_millis(clamped(at)).to_string()
 }
 
-/// An event as a line of JSON, whose payload is the text that was received, or is escaped if it is none.
-fn line(record: &EventRecord, hides_payloads: bool) -> String {
+/// An event as a line of JSON.
+#[derive(Serialize)]
+struct Line<'a> {
+    id: i64,
+    route: &'a str,
+    kind: &'a str,
+    chat: Option<&'a str>,
+    key: Option<String>,
+    state: &'a str,
+    accepted_at: String,
+    settled_at: Option<String>,
+    failed_attempts: u32,
+    redriven: bool,
+    failures: Vec<Past<'a>>,
+    /// The text that was received.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload: Option<&'a str>,
+    /// What was received, if it is no text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_escaped: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Past<'a> {
+    at: String,
+    outcome: &'a str,
+    reason: Option<&'a str>,
+}
+
+fn write_line(
+    to: &mut Vec<u8>,
+    record: &EventRecord,
+    hides_payloads: bool,
+) -> serde_json::Result<()> {
     let event = &record.summary;
-    let mut line = json!({
-        "id": event.id.0,
-        "route": event.route.as_str(),
-        "kind": event.kind.as_str(),
-        "chat": event.chat,
-        "key": event.key.as_ref().map(ToString::to_string),
-        "state": event.state.name(),
-        "accepted_at": time(event.accepted_at),
-        "settled_at": event.settled_at.map(time),
-        "failed_attempts": event.failures,
-        "redriven": event.is_redriven,
-        "failures": record.failures.iter().map(|past| json!({
-            "at": time(past.at),
-            "outcome": past.failure.outcome,
-            "reason": (!hides_payloads).then_some(&past.failure.reason),
-        })).collect::<Vec<_>>(),
-    });
-    if let Some(body) = record.body.as_ref().filter(|_| !hides_payloads) {
-        let (name, text) = match str::from_utf8(body) {
-            Ok(text) => ("payload", text.to_owned()),
-            Err(_) => ("payload_escaped", body.escape_ascii().to_string()),
-        };
-        line[name] = Value::String(text);
-    }
-    format!("{line}\n")
+    let body = record.body.as_ref().filter(|_| !hides_payloads);
+    let text = body.map(|body| str::from_utf8(body));
+    let line = Line {
+        id: event.id.0,
+        route: event.route.as_str(),
+        kind: event.kind.as_str(),
+        chat: event.chat.as_deref(),
+        key: event.key.as_ref().map(ToString::to_string),
+        state: event.state.name(),
+        accepted_at: time(event.accepted_at),
+        settled_at: event.settled_at.map(time),
+        failed_attempts: event.failures,
+        redriven: event.is_redriven,
+        failures: (record.failures.iter())
+            .map(|past| Past {
+                at: time(past.at),
+                outcome: &past.failure.outcome,
+                reason: (!hides_payloads).then_some(&past.failure.reason),
+            })
+            .collect(),
+        payload: text.and_then(Result::ok),
+        payload_escaped: match text {
+            Some(Err(_)) => body.map(|body| body.escape_ascii().to_string()),
+            _ => None,
+        },
+    };
+    serde_json::to_writer(&mut *to, &line)?;
+    to.push(b'\n');
+    Ok(())
 }
 
 const COLUMNS: &[&str] = &[
@@ -205,54 +247,55 @@ const COLUMNS: &[&str] = &[
 /// Those that are hidden with the payloads.
 const HIDDEN: &[&str] = &["reason", "payload"];
 
-fn head(hides_payloads: bool) -> String {
+fn head(hides_payloads: bool) -> Vec<u8> {
+    let mut head = Vec::new();
     let hidden = HIDDEN.iter().filter(|_| !hides_payloads);
-    cells(COLUMNS.iter().chain(hidden).map(|name| (*name).to_owned()))
+    let names = COLUMNS.iter().chain(hidden);
+    write_cells(&mut head, names.map(|name| Cow::Borrowed(*name)));
+    head
 }
 
-/// An event as a row of a table.
-fn row(record: &EventRecord, hides_payloads: bool) -> String {
+/// Writes an event as a row of a table.
+fn write_row(to: &mut Vec<u8>, record: &EventRecord, hides_payloads: bool) {
     let event = &record.summary;
     let last = record.failures.last();
-    let known = [
-        event.id.to_string(),
-        event.route.to_string(),
-        event.kind.to_string(),
-        event.chat.clone().unwrap_or_default(),
-        event
-            .key
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default(),
-        event.state.to_string(),
-        time(event.accepted_at),
-        event.settled_at.map(time).unwrap_or_default(),
-        event.failures.to_string(),
-        event.is_redriven.to_string(),
-        last.map(|past| time(past.at)).unwrap_or_default(),
-        last.map(|past| past.failure.outcome.clone())
-            .unwrap_or_default(),
+    let key = event.key.as_ref().map(ToString::to_string);
+    let known: [Cow<'_, str>; COLUMNS.len()] = [
+        event.id.to_string().into(),
+        event.route.as_str().into(),
+        event.kind.as_str().into(),
+        event.chat.as_deref().unwrap_or_default().into(),
+        key.unwrap_or_default().into(),
+        event.state.name().into(),
+        time(event.accepted_at).into(),
+        event.settled_at.map(time).unwrap_or_default().into(),
+        event.failures.to_string().into(),
+        event.is_redriven.to_string().into(),
+        last.map(|past| time(past.at)).unwrap_or_default().into(),
+        last.map_or("", |past| &past.failure.outcome).into(),
     ];
     let body = record.body.as_deref().unwrap_or_default();
-    let hidden = [
-        last.map(|past| past.failure.reason.clone())
-            .unwrap_or_default(),
-        String::from_utf8_lossy(body).into_owned(),
+    let hidden: [Cow<'_, str>; HIDDEN.len()] = [
+        last.map_or("", |past| &past.failure.reason).into(),
+        String::from_utf8_lossy(body),
     ];
-    cells(
-        known
-            .into_iter()
-            .chain(hidden.into_iter().filter(|_| !hides_payloads)),
-    )
+    let hidden = hidden.into_iter().filter(|_| !hides_payloads);
+    write_cells(to, known.into_iter().chain(hidden));
 }
 
-/// Joins cells. One that a spreadsheet would take for a formula begins with an apostrophe.
-fn cells(cells: impl Iterator<Item = String>) -> String {
-    let cells = cells.map(|cell| {
-        let is_formula = cell.starts_with(['=', '+', '-', '@', '\t', '\r']);
-        let mark = if is_formula { "'" } else { "" };
+/// Writes cells. One that a spreadsheet would take for a formula begins with an apostrophe.
+fn write_cells<'a>(to: &mut Vec<u8>, cells: impl Iterator<Item = Cow<'a, str>>) {
+    for (column, cell) in cells.enumerate() {
         // Every cell is quoted, so a payload may have commas and line ends.
-        format!("\"{mark}{}\"", cell.replace('"', "\"\""))
-    });
-    format!("{}\r\n", cells.collect::<Vec<_>>().join(","))
+        to.extend_from_slice(if column > 0 { b",\"" } else { b"\"" });
+        if cell.starts_with(['=', '+', '-', '@', '\t', '\r']) {
+            to.push(b'\'');
+        }
+        for (number, part) in cell.split('"').enumerate() {
+            to.extend_from_slice(if number > 0 { b"\"\"" } else { b"" });
+            to.extend_from_slice(part.as_bytes());
+        }
+        to.push(b'"');
+    }
+    to.extend_from_slice(b"\r\n");
 }
