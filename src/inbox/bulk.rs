@@ -32,8 +32,9 @@ const AT_ONCE: usize = 64;
 /// The number up to which a preview counts.
 const COUNT_UP_TO: u64 = 10_000;
 
-/// The longest text of a selection, in bytes.
-const LONGEST: usize = 4_000;
+/// The longest text of a selection, in bytes: it has room for a chat, a key and an error of 1 KiB each, the longest that
+/// are stored but for keys of headers. JSON has up to six bytes for one.
+const LONGEST: usize = 32 << 10;
 
 /// For how long an answer of the queue is waited for.
 const ANSWER: Duration = Duration::from_secs(20);
@@ -280,7 +281,7 @@ impl Inbox {
     /// # Errors
     ///
     /// When the queue fails. With [`StoreErrorKind::Invalid`], when the kind is neither a redrive nor a discard, or the
-    /// filter has a text in the body, or its texts are longer than about 4,000 bytes.
+    /// filter has a text in the body, or it has more than 32 KiB as JSON.
     pub async fn begin_all(
         &self,
         kind: ActionKind,
@@ -294,10 +295,17 @@ impl Inbox {
             let reason = "a change of all that match cannot select by a text in the body";
             return Err(invalid(reason));
         }
-        let about = selection.text().filter(|text| text.len() <= LONGEST);
+        let about = selection.text();
+        let about = about.ok_or_else(|| invalid("a time of the filter cannot be written"))?;
+        if about.len() > LONGEST {
+            let length = about.len();
+            return Err(invalid(format!(
+                "the filter has {length} bytes, and {LONGEST} at most: select fewer types, or by a shorter text"
+            )));
+        }
         let bulk = NewBulk {
             kind,
-            about: about.ok_or_else(|| invalid("the filter is too long"))?,
+            about,
             chat: selection.filter.chat.clone(),
             rate,
         };
@@ -556,4 +564,33 @@ async fn wait(number: i64, error: &StoreError, pause: Duration) -> Duration {
 async fn within<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
     let answer = timeout(ANSWER, call).await;
     answer.unwrap_or_else(|_| Err(StoreError::timed_out()))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::event::EventKind;
+
+    #[test]
+    fn the_longest_texts_of_an_event_have_room() {
+        let text = "\u{1}".repeat(1024);
+        let key = HeaderValue::from_bytes(&[0xff; 1024]).unwrap();
+        let filter = Filter::failed(Some(SystemTime::now()), Some(SystemTime::now()))
+            .kinds(EventKind::ALL.iter().cloned())
+            .chat(&text)
+            .key(IdempotencyKey::new(key).unwrap())
+            .error(&text);
+        let seen = Seen::new(EventId(i64::MAX), SystemTime::now());
+        let selection = Selection {
+            filter,
+            seen,
+            matched: COUNT_UP_TO,
+            is_more: true,
+            oldest: EventId(i64::MAX),
+        };
+        let length = selection.text().unwrap().len();
+        assert!((LONGEST / 2..LONGEST).contains(&length), "{length}");
+    }
 }

@@ -565,12 +565,13 @@ async fn an_interrupted_change_is_continued_by_a_click() {
 
     let long = format!(
         "action=discard&state=dead&newest=9&at=0&error={}",
-        "c".repeat(4_000)
+        "c".repeat(40_000)
     );
     post(&app, "/all", &long)
         .await
         .is(400)
-        .shows("That is not possible: the filter is too long.");
+        .shows("That is not possible: the filter has 40")
+        .shows(" bytes, and 32768 at most: select fewer types, or by a shorter text.");
 }
 
 /// The sentence names the worker that is away, and a button ends its note.
