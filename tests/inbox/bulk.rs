@@ -472,11 +472,11 @@ async fn impossible_changes_are_not_begun() {
     begin(&inbox, 1, 0).await;
     let seen = inbox.seen().await.unwrap().unwrap();
     let with_text = Filter::default().body("customer");
-    let long = Filter::default().error("c".repeat(4_000));
+    let long = Filter::default().error("c".repeat(40_000));
     for (kind, filter, why) in [
         (ActionKind::Pause, Filter::default(), "is no pause"),
         (ActionKind::Redrive, with_text, "a text in the body"),
-        (ActionKind::Discard, long, "the filter is too long"),
+        (ActionKind::Discard, long, "bytes, and 32768 at most"),
     ] {
         let selection = inbox.select(&filter, seen).await.unwrap();
         let error = inbox.begin_all(kind, &selection, 0).await.unwrap_err();
