@@ -92,41 +92,9 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
 
 /// Takes events, and starts their attempts.
 async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), StoreError> {
-    let of = Arc::clone(pool);
-    let start = move |attempt: Attempt, permit| {
-        let busy = of.place(attempt.event.delivery.route());
-        let busy = busy.and_then(|place| place.enter(usize::MAX));
-        // Boxed, because a task is copied several times.
-        tokio::spawn(Box::pin(run(Arc::clone(&of), attempt, (permit, busy))));
-    };
-    let probe = match pool.has_trips.load(Ordering::Relaxed) {
-        true => lock(&pool.trips).begin_probe(),
-        false => None,
-    };
-    if let Some(probe) = probe
-        && let Some(place) = pool.place(&probe.of.route)
-    {
-        let EventType { route, kind } = probe.of.clone();
-        let take = Take {
-            lease: place.route.limits.lease(),
-            kinds: Kinds::only([kind]).at(route),
-        };
-        let wanted = probe.event;
-        let probe = Tried::new(pool, Of::Probe(probe));
-        let mut attempt = match wanted {
-            Some(id) => pool.take_one(id, &take).await?,
-            None => None,
-        };
-        if attempt.is_none() {
-            attempt = pool.claim(&[take.into()], 1).await?.0.pop();
-        }
-        if let Some(attempt) = attempt
-            && let Some(permit) = permits.split(1)
-        {
-            let probe = Some(probe);
-            start(Attempt { probe, ..attempt }, permit);
-            return Ok(());
-        }
+    if let Some(attempt) = probe(pool).await? {
+        pool.begin(attempt, &mut permits);
+        return Ok(());
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
@@ -136,9 +104,7 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
     pool.is_capped.store(!full.is_empty(), Ordering::Relaxed);
     for attempt in attempts {
-        if let Some(permit) = permits.split(1) {
-            start(attempt, permit);
-        }
+        pool.begin(attempt, &mut permits);
     }
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
@@ -159,7 +125,46 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     Ok(())
 }
 
+/// Takes an event of a tripped type, if the next one of that type is to be tried now.
+async fn probe(pool: &Arc<Pool>) -> Result<Option<Attempt>, StoreError> {
+    let probe = match pool.has_trips.load(Ordering::Relaxed) {
+        true => lock(&pool.trips).begin_probe(),
+        false => None,
+    };
+    let Some(probe) = probe else { return Ok(None) };
+    let EventType { route, kind } = probe.of.clone();
+    let Some(place) = pool.place(&route) else {
+        return Ok(None);
+    };
+    let take = Take {
+        lease: place.route.limits.lease(),
+        kinds: Kinds::only([kind]).at(route),
+    };
+    let wanted = probe.event;
+    let probe = Tried::new(pool, Of::Probe(probe));
+    let mut attempt = match wanted {
+        Some(id) => pool.take_one(id, &take).await?,
+        None => None,
+    };
+    if attempt.is_none() {
+        attempt = pool.claim(&[take.into()], 1).await?.0.pop();
+    }
+    let probe = Some(probe);
+    Ok(attempt.map(|attempt| Attempt { probe, ..attempt }))
+}
+
 impl Pool {
+    /// Starts an attempt in a task of its own.
+    fn begin(self: &Arc<Self>, attempt: Attempt, permits: &mut OwnedSemaphorePermit) {
+        let Some(permit) = permits.split(1) else {
+            return;
+        };
+        let busy = self.place(attempt.event.delivery.route());
+        let busy = busy.and_then(|place| place.enter(usize::MAX));
+        // Boxed, because a task is copied several times.
+        tokio::spawn(Box::pin(run(Arc::clone(self), attempt, (permit, busy))));
+    }
+
     /// Takes one event, if it can be taken and may begin now.
     async fn take_one(
         self: &Arc<Self>,
