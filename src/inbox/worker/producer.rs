@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::event::{EventId, Kinds, Share, Take};
 use super::attempt::{Attempt, Of, Tried, run};
-use super::pool::{Pool, Stop};
+use super::pool::{Busy, Pool, Slot, Stop};
 use crate::error::Chain;
 use crate::lock::lock;
 use crate::route::EventType;
@@ -92,20 +92,28 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
 
 /// Takes events, and starts their attempts.
 async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), StoreError> {
-    if let Some(attempt) = probe(pool).await? {
-        pool.begin(attempt, &mut permits);
+    if let Some((attempt, busy)) = probe(pool).await? {
+        pool.begin(attempt, busy, &mut permits);
         return Ok(());
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
     *lock(&pool.plan) = None;
     let asked = Instant::now();
-    let shares = pool.shares();
+    let (shares, mut rooms) = pool.shares(permits.num_permits());
     let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
-    pool.is_capped.store(!full.is_empty(), Ordering::Relaxed);
+    pool.is_capped.store(!full.is_empty(), Ordering::SeqCst);
     for attempt in attempts {
-        pool.begin(attempt, &mut permits);
+        let route = attempt.event.delivery.route();
+        let at = pool
+            .routes
+            .iter()
+            .position(|place| place.route.name == *route);
+        if let Some(busy) = at.and_then(|at| rooms[at].split()) {
+            pool.begin(attempt, busy, &mut permits);
+        }
     }
+    drop(rooms);
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
@@ -126,9 +134,9 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
 }
 
 /// Takes an event of a tripped type, if the next one of that type is to be tried now.
-async fn probe(pool: &Arc<Pool>) -> Result<Option<Attempt>, StoreError> {
+async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> {
     let probe = match pool.has_trips.load(Ordering::Relaxed) {
-        true => lock(&pool.trips).begin_probe(),
+        true => lock(&pool.trips).begin_probe(|route| pool.has_room(route)),
         false => None,
     };
     let Some(probe) = probe else { return Ok(None) };
@@ -140,6 +148,7 @@ async fn probe(pool: &Arc<Pool>) -> Result<Option<Attempt>, StoreError> {
         lease: place.route.limits.lease(),
         kinds: Kinds::only([kind]).at(route),
     };
+    let (_, mut room) = place.enter(1, pool.most(place));
     let wanted = probe.event;
     let probe = Tried::new(pool, Of::Probe(probe));
     let mut attempt = match wanted {
@@ -150,19 +159,19 @@ async fn probe(pool: &Arc<Pool>) -> Result<Option<Attempt>, StoreError> {
         attempt = pool.claim(&[take.into()], 1).await?.0.pop();
     }
     let probe = Some(probe);
-    Ok(attempt.map(|attempt| Attempt { probe, ..attempt }))
+    let attempt = attempt.map(|attempt| Attempt { probe, ..attempt });
+    Ok(attempt.zip(room.split()))
 }
 
 impl Pool {
     /// Starts an attempt in a task of its own.
-    fn begin(self: &Arc<Self>, attempt: Attempt, permits: &mut OwnedSemaphorePermit) {
+    fn begin(self: &Arc<Self>, attempt: Attempt, busy: Busy, permits: &mut OwnedSemaphorePermit) {
         let Some(permit) = permits.split(1) else {
             return;
         };
-        let busy = self.place(attempt.event.delivery.route());
-        let busy = busy.and_then(|place| place.enter(usize::MAX));
+        let slot = Slot::new(Arc::clone(self), busy, permit);
         // Boxed, because a task is copied several times.
-        tokio::spawn(Box::pin(run(Arc::clone(self), attempt, (permit, busy))));
+        tokio::spawn(Box::pin(run(slot, attempt)));
     }
 
     /// Takes one event, if it can be taken and may begin now.

@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::super::event::{EventId, NewEvent};
 use super::super::workers::{Local, Registration, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::Pool;
+use super::pool::{Pool, Slot};
 use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::{EventType, RouteName};
@@ -40,10 +40,11 @@ impl Local for Served {
         // Before there is room: others make it for this route.
         place.see();
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
-        let busy = place.enter(pool.most(place))?;
+        let (_, mut room) = place.enter(1, pool.most(place));
+        let slot = Slot::new(Arc::clone(&pool), room.split()?, permit);
         Some(Room {
             take,
-            // It owns the pool, so that an event is released if the worker is dropped meanwhile.
+            // The slot owns the pool, so that an event is released if the worker is dropped meanwhile.
             start: Box::new(move |event, asked| {
                 let attempt = Attempt {
                     event,
@@ -51,7 +52,7 @@ impl Local for Served {
                     suspect: None,
                     probe: None,
                 };
-                Box::pin(run(pool, attempt, (permit, Some(busy))))
+                Box::pin(run(slot, attempt))
             }),
         })
     }
