@@ -221,7 +221,12 @@ impl Pool {
                     lease: route.limits.lease(),
                     kinds: rules.kinds(&route.name),
                 })),
-                lent: Lent::of(route.given.clone(), shared.observers().clone()),
+                lent: Lent {
+                    given: route.given.clone(),
+                    observers: shared.observers().clone(),
+                    replay_guard: false,
+                }
+                .into_any(),
                 route,
                 handler,
                 busy: Arc::default(),

@@ -200,23 +200,26 @@ impl Pool {
         // Read before the claim, since the next event of a lane may be a suspect, too.
         let suspects = lock(&self.suspects).room(self.rules());
         let claim = self.shared.queue.claim.claim(of, limit, suspects);
+        let longest = of.iter().map(|share| share.take.lease).max();
         let claims = self
             .shared
-            .call_within(self.shortest_lease(), "claim", claim);
+            .call_within(longest.unwrap_or_default(), "claim", claim);
         let claims = claims.await?;
         let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
-        for event in &claims.events {
+        let mut attempts = Vec::with_capacity(claims.events.len());
+        for event in claims.events {
             let route = event.delivery.route();
-            if let Some(at) = of.iter().position(|it| it.take.kinds.route == *route) {
-                busy[at] += 1;
+            let Some(at) = of.iter().position(|it| it.take.kinds.route == *route) else {
+                continue;
+            };
+            busy[at] += 1;
+            // Otherwise, another worker may have taken it by now.
+            if asked.elapsed() < of[at].take.lease {
+                attempts.extend(self.admit(event, asked).await);
             }
         }
         let full = (0..of.len()).filter(|at| busy[*at] >= of[*at].most);
         let full = full.collect();
-        let mut attempts = Vec::with_capacity(claims.events.len());
-        for event in claims.events {
-            attempts.extend(self.admit(event, asked).await);
-        }
         if suspects < lock(&self.suspects).room(self.rules()) {
             self.ask_now();
         }
