@@ -104,6 +104,8 @@ pub enum ConfigError {
         /// Their senders.
         senders: [String; 2],
     },
+    /// A setting of keys was set for the verification alone, which knows none.
+    NeedsKeys(&'static str),
     /// There is no route to start.
     NoRoutes,
     /// A setting of a worker names an event type of a route that it does not handle.
@@ -145,7 +147,7 @@ errors! {
         Self::LeaseTooLong { lease, retry_every } => "a lease of {lease:?} is too long: the sender retries every \
             {retry_every:?}, and the first retry after a crash would find the key claimed; choose a shorter lease";
         Self::WaitTooLong { wait, lease } => "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: \
-            choose a shorter wait, or set a longer lease first";
+            choose a shorter wait, or a longer lease";
         Self::RouteName(error) => "{error}";
         Self::SchemaName(name) => "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
             begin with `pg_`", name.escape_debug();
@@ -153,6 +155,7 @@ errors! {
             `{route}`, after another route was added or the inbox had one: set it once, with the first route";
         Self::RouteTwice { name, senders: [one, other] } => "two routes of this inbox are named `{name}`, of the senders \
             `{one}` and `{other}`: give one of them another name with `Webhooks::name`";
+        Self::NeedsKeys(setting) => "`{setting}` needs a store or an inbox: a verification alone remembers no keys";
         Self::NoRoutes => "there is no route: add one before `start`";
         Self::NotHandled { setting, of, routes } => "`{setting}` names the event type `{of}` of the route `{}`, and the \
             worker handles {routes:?}: write the type as `route/type`, such as `github/push`", of.route;

@@ -299,22 +299,16 @@ impl EventRouter {
         })
     }
 
-    /// The kinds that a handler takes: all with a fallback.
-    pub(crate) fn handled(&self) -> Option<BTreeSet<EventKind>> {
-        let Routes {
-            routers,
-            handlers,
-            fallback,
-            ..
-        } = &*self.shared;
-        if fallback.is_some() {
-            return None;
+    /// The kinds of a route that a handler takes: all with a fallback.
+    pub(crate) fn handled_at(&self, route: &RouteName) -> Option<BTreeSet<EventKind>> {
+        let shared = &self.shared;
+        if let Some(router) = shared.routers.get(route) {
+            return router.handled_at(route);
         }
-        let mut kinds: BTreeSet<_> = handlers.keys().cloned().collect();
-        for router in routers.values() {
-            kinds.append(&mut router.handled()?);
+        match shared.fallback {
+            Some(_) => None,
+            None => Some(shared.handlers.keys().cloned().collect()),
         }
-        Some(kinds)
     }
 
     /// What it handles at a route.

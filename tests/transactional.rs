@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::future::join_all;
-use http::Request;
+use http::{HeaderValue, Request};
 use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{Executor, PgConnection};
@@ -17,7 +17,7 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
-    Delivery, EventKind, EventRouter, HandlerResult, IdempotencyKey, Outcome, RawDelivery,
+    Delivery, EventKind, EventRouter, HandlerResult, IdempotencyKey, Outcome, RawDelivery, Sender,
     SignatureLayer, Webhooks,
 };
 
@@ -520,6 +520,34 @@ async fn routes_separate_keys_and_kinds_do_not() {
     let closing = SignatureLayer::new(secret()).layer(events);
     let replayed = send(&closing, event("a").kind("chat-closed")).await;
     replayed.assert_replayed();
+}
+
+/// The key is not signed, so that a captured delivery could come again with another one.
+#[tokio::test]
+async fn a_body_of_another_key_is_replayed_if_the_sender_needs_it() {
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
+    let github = Sender::github();
+    let service = service_with(&database.transactions(), &crm, |route| {
+        route.sender(github.clone())
+    });
+    let event = |key: &'static str, body: &'static str| {
+        let delivery = RawDelivery::new(EventKind::CHAT_RATED, body);
+        let delivery = delivery.with_key(IdempotencyKey::new(HeaderValue::from_static(key)));
+        let mut request = Request::post("/")
+            .body(Full::new(delivery.body().clone()))
+            .unwrap();
+        *request.headers_mut() = github.sign(&secret(), &delivery).unwrap();
+        request
+    };
+    send(&service, event("a", BODY)).await.assert_ok();
+    send(&service, event("b", BODY)).await.assert_replayed();
+    send(&service, event("a", BODY)).await.assert_replayed();
+    let other = r#"{"id":"chat-2","rated":"good"}"#;
+    send(&service, event("b", other)).await.assert_ok();
+    assert_eq!(crm.runs(), 2);
+    // Each has a key and a body.
+    database.assert(2, 4).await;
 }
 
 #[tokio::test]

@@ -52,7 +52,8 @@ impl Defaults {
     pub(crate) const INBOX: Self = Self {
         store_timeout: Duration::from_secs(2),
         in_flight_wait: Duration::ZERO,
-        lease: Some(|_| Duration::from_secs(30)),
+        // Half of the pause before the sender's next try, so that a lost lease does not outlast it.
+        lease: Some(|policy| Duration::from_secs(30).min(policy.retry_every / 2)),
     };
 
     /// Of transactional handlers.
@@ -78,12 +79,14 @@ const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 pub(crate) struct Lent {
     pub(crate) given: Given,
     pub(crate) observers: Observers,
+    /// Whether one body under two keys is one event. An inbox has seen to it before.
+    pub(crate) replay_guard: bool,
 }
 
 impl Lent {
     /// For the route's deliveries, which do not know what they carry.
-    pub(crate) fn of(given: Given, observers: Observers) -> Arc<dyn Any + Send + Sync> {
-        Arc::new(Self { given, observers })
+    pub(crate) fn into_any(self) -> Arc<dyn Any + Send + Sync> {
+        Arc::new(self)
     }
 }
 
@@ -99,13 +102,16 @@ impl Limits {
     pub(crate) fn unchecked(given: &Given, defaults: Defaults) -> Self {
         let policy = given.sender_policy.unwrap_or_default();
         let cut = |given: Option<Duration>, default| given.unwrap_or(default).min(LONGEST);
+        let lease = defaults
+            .lease
+            .map(|default| given.lease.unwrap_or_else(|| default(&policy)));
+        // Shorter than the lease, which somebody may have shortened.
+        let wait = lease.map_or(Duration::MAX, |lease| lease / 2);
         Self {
             policy,
             retention: given.retention.unwrap_or_else(|| policy.retention()),
-            lease: defaults
-                .lease
-                .map(|default| given.lease.unwrap_or_else(|| default(&policy))),
-            in_flight_wait: cut(given.in_flight_wait, defaults.in_flight_wait),
+            lease,
+            in_flight_wait: cut(given.in_flight_wait, defaults.in_flight_wait.min(wait)),
             store_timeout: cut(given.store_timeout, defaults.store_timeout),
             handler_timeout: cut(given.handler_timeout, Duration::from_secs(30)),
         }

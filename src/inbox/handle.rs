@@ -140,7 +140,8 @@ impl Inbox {
 
     /// Has everything of this inbox observed. Returns whether nothing else was before.
     pub(crate) fn observe(&self, observers: Observers) -> bool {
-        self.shared.observers.set(observers).is_ok()
+        // A route without one could not get it any more.
+        lock(&self.shared.routes).is_empty() && self.shared.observers.set(observers).is_ok()
     }
 
     pub(crate) fn observers(&self) -> &Observers {

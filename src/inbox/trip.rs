@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::event::EventId;
 use crate::outcome::Outcome;
-use crate::route::EventType;
+use crate::route::{EventType, RouteName};
 
 /// The delay before the first probe, and the longest one.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -146,11 +146,13 @@ impl Trips {
         }
     }
 
-    /// Begins a probe that is due.
-    pub(super) fn begin_probe(&mut self) -> Option<Probe> {
+    /// Begins a probe that is due, at a route that has room for it.
+    pub(super) fn begin_probe(&mut self, has_room: impl Fn(&RouteName) -> bool) -> Option<Probe> {
         let now = Instant::now();
         let number = self.probes + 1;
-        let (kind, tripped) = self.waiting().find(|(_, tripped)| tripped.next <= now)?;
+        let (kind, tripped) = self
+            .waiting()
+            .find(|(of, tripped)| tripped.next <= now && has_room(&of.route))?;
         tripped.probe = Some(number);
         let (kind, event) = (kind.clone(), tripped.wanted.take());
         self.probes = number;
@@ -161,9 +163,10 @@ impl Trips {
         })
     }
 
-    /// Returns when the next probe is due.
-    pub(super) fn next_probe(&mut self) -> Option<Instant> {
-        self.waiting().map(|(_, tripped)| tripped.next).min()
+    /// Returns when the next probe is due, of those at routes that have room for it.
+    pub(super) fn next_probe(&mut self, has_room: impl Fn(&RouteName) -> bool) -> Option<Instant> {
+        let waiting = self.waiting().filter(|(of, _)| has_room(&of.route));
+        waiting.map(|(_, tripped)| tripped.next).min()
     }
 
     /// The tripped kinds of which no probe is in progress.
@@ -236,34 +239,46 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_probe_waits_for_room_at_its_route() {
+        let mut trips = Trips::new(1);
+        trips.failed(&rated(), 1);
+        advance(SHORTEST).await;
+        assert_eq!(trips.next_probe(|_| false), None);
+        assert_eq!(trips.begin_probe(|_| false), None);
+        assert_eq!(trips.next_probe(|_| true), Some(Instant::now()));
+        let probe = trips.begin_probe(|route| *route == rated().route);
+        assert_eq!(probe.unwrap().of, rated());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_tripped_kind_is_probed_ever_less_often() {
         let mut trips = Trips::new(1);
         trips.failed(&rated(), 1);
         let mut last = Duration::ZERO;
         let mut numbers = HashSet::new();
         for _ in 0..20 {
-            assert_eq!(trips.begin_probe(), None);
-            let delay = trips.next_probe().unwrap() - Instant::now();
+            assert_eq!(trips.begin_probe(|_| true), None);
+            let delay = trips.next_probe(|_| true).unwrap() - Instant::now();
             assert!(
                 delay <= LONGEST && delay >= last.min(LONGEST / 2),
                 "{delay:?}"
             );
             last = delay;
             advance(delay).await;
-            let probe = trips.begin_probe().unwrap();
+            let probe = trips.begin_probe(|_| true).unwrap();
             assert_eq!(probe.of, rated());
             assert!(numbers.insert(probe.number));
-            assert_eq!(trips.begin_probe(), None, "one probe at a time");
-            assert_eq!(trips.next_probe(), None);
+            assert_eq!(trips.begin_probe(|_| true), None, "one probe at a time");
+            assert_eq!(trips.next_probe(|_| true), None);
             assert!(!trips.failed(&rated(), 2));
-            assert_eq!(trips.next_probe(), None, "the probe has not ended");
+            assert_eq!(trips.next_probe(|_| true), None, "the probe has not ended");
             trips.probe_ended(&probe);
-            let next = trips.next_probe();
+            let next = trips.next_probe(|_| true);
             trips.probe_ended(&probe);
-            assert_eq!(trips.next_probe(), next, "it ended twice");
+            assert_eq!(trips.next_probe(|_| true), next, "it ended twice");
         }
         assert!(trips.succeeded(&rated()));
-        assert_eq!(trips.next_probe(), None);
+        assert_eq!(trips.next_probe(|_| true), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -272,28 +287,28 @@ mod tests {
         assert!(!trips.want(&rated(), EventId(7)), "the kind is not tripped");
         trips.failed(&rated(), 1);
         for _ in 0..10 {
-            advance(trips.next_probe().unwrap() - Instant::now()).await;
-            let probe = trips.begin_probe().unwrap();
+            advance(trips.next_probe(|_| true).unwrap() - Instant::now()).await;
+            let probe = trips.begin_probe(|_| true).unwrap();
             assert_eq!(probe.event, None);
             trips.probe_ended(&probe);
         }
-        let before = trips.next_probe().unwrap() - Instant::now();
+        let before = trips.next_probe(|_| true).unwrap() - Instant::now();
         assert!(before > LONGEST / 2, "{before:?}");
         advance(SHORTEST).await;
         // The second one is wanted while the first one is tried.
         let wanted = [EventId(7), EventId(8)];
         assert!(trips.want(&rated(), wanted[0]));
-        let probe = trips.begin_probe().unwrap();
+        let probe = trips.begin_probe(|_| true).unwrap();
         assert_eq!(probe.event, Some(wanted[0]));
         assert!(trips.want(&rated(), wanted[1]));
-        assert_eq!(trips.begin_probe(), None, "one probe at a time");
+        assert_eq!(trips.begin_probe(|_| true), None, "one probe at a time");
         trips.probe_ended(&probe);
-        assert_eq!(trips.begin_probe(), None, "one a second");
+        assert_eq!(trips.begin_probe(|_| true), None, "one a second");
         advance(SHORTEST).await;
-        let probe = trips.begin_probe().unwrap();
+        let probe = trips.begin_probe(|_| true).unwrap();
         assert_eq!(probe.event, Some(wanted[1]));
         trips.probe_ended(&probe);
-        let after = trips.next_probe().unwrap() - Instant::now();
+        let after = trips.next_probe(|_| true).unwrap() - Instant::now();
         assert!(after > LONGEST / 2 && after <= LONGEST, "{after:?}");
     }
 }

@@ -120,6 +120,11 @@ impl Budget {
         }
     }
 
+    #[cfg(test)]
+    pub(crate) fn is_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.large, &other.large)
+    }
+
     pub(super) fn used(&self) -> usize {
         let large = lock(&self.large);
         // What was given up takes memory until its task has run.

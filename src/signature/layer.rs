@@ -66,8 +66,10 @@ impl SignatureLayer {
         if let Authentication::Signed(secrets) = &self.config.authentication {
             check(&sender, secrets)?;
         }
-        // `Retry-After` asks for the time after which this sender retries anyway.
-        self.config.bounds.budget.retry_after = sender.policy().retry_every;
+        // Of its own, also in a clone. `Retry-After` asks for the time after which this sender retries anyway.
+        let limit = self.config.bounds.budget.limit;
+        self.config.bounds.budget = Budget::new(limit, sender.policy().retry_every);
+        self.config.throttle = Arc::default();
         self.config.route = route;
         self.config.sender = sender;
         Ok(self)

@@ -53,7 +53,7 @@ impl<S: Clone> Signature<S> {
     ///
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or something has changed that
     /// other settings were derived from: its name, its [policy](Sender::policy), `order`, whether it needs
-    /// the [replay guard](crate::Webhooks::sender), or whether a public key verifies it.
+    /// the [replay guard](crate::Webhooks::sender), `platform`, or whether a public key verifies it.
     pub fn with_sender(
         &self,
         sender: Sender,
@@ -68,6 +68,10 @@ impl<S: Clone> Signature<S> {
                 old.needs_replay_guard() != sender.needs_replay_guard(),
             ),
             ("order", old.order() != sender.order()),
+            (
+                "platform",
+                old.is_chat_platform() != sender.is_chat_platform(),
+            ),
             // A public key must not become a secret.
             ("sort of key", old.is_asymmetric() != sender.is_asymmetric()),
         ];

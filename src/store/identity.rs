@@ -90,6 +90,8 @@ pub(crate) enum KeySpace {
     Transactions = 2,
     /// Deliveries that a spool forwards under another key than the sender's.
     Spooled = 3,
+    /// Bodies, which the transaction of their handler inserts as if they were keys.
+    TransactionBodies = 4,
 }
 
 /// The digest of a body, the same in every process and release.
@@ -131,16 +133,22 @@ impl Identity {
         Self { key, guard }
     }
 
-    /// By the key that a transaction inserts. It is kept apart, so that an `IdempotencyLayer` can use the same table, and
-    /// so are those of several layers and workers.
+    /// By what a transaction inserts. It is kept apart, so that an `IdempotencyLayer` can use the same table, and so are
+    /// those of several layers and workers.
     #[cfg(feature = "postgres")]
-    pub(crate) fn in_transaction(delivery: &RawDelivery) -> Option<EventKey> {
-        let key = delivery.key()?.as_bytes();
-        let body = BodyDigest::of(delivery.body());
+    pub(crate) fn in_transaction(delivery: &RawDelivery, is_guarded: bool) -> Self {
         let route = delivery.route().namespace();
         let namespace = format!("{}:{route}", route.len());
-        let space = KeySpace::Transactions;
-        Some(EventKey::in_space(space, &namespace, key, body))
+        let key = delivery.key().map(IdempotencyKey::as_bytes);
+        let in_space = |space, key: &[u8], body: &[u8]| {
+            EventKey::in_space(space, &namespace, key, BodyDigest::of(body))
+        };
+        let (body, of_key) = (delivery.body(), key.unwrap_or_default());
+        Self {
+            key: key.map(|key| in_space(KeySpace::Transactions, key, body)),
+            // As in `of`.
+            guard: is_guarded.then(|| in_space(KeySpace::TransactionBodies, body, of_key)),
+        }
     }
 }
 

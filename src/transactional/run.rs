@@ -135,10 +135,12 @@ impl<H> Transactional<H> {
 /// A lock that is not free for so long is held by another delivery's transaction. The server's own are shorter.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
-/// What a key is recognised by, and how long to wait for another delivery of it.
+/// What an event is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
 pub(super) struct ClaimKey {
     id: EventKey,
+    /// The guard, if there is a key as well.
+    body: Option<EventKey>,
     wait_until: Instant,
 }
 
@@ -148,6 +150,7 @@ struct Run<'a> {
     turns: &'a Turns,
     limits: Limits,
     observers: Observers,
+    replay_guard: bool,
 }
 
 impl<'a> Run<'a> {
@@ -158,6 +161,7 @@ impl<'a> Run<'a> {
             turns: &transactions.turns,
             limits: Limits::unchecked(&lent.given, Defaults::TRANSACTION),
             observers: lent.observers.clone(),
+            replay_guard: lent.replay_guard,
         }
     }
 }
@@ -173,8 +177,10 @@ impl Run<'_> {
     }
 
     fn key(&self, delivery: &RawDelivery) -> Option<ClaimKey> {
+        let Identity { key, guard } = Identity::in_transaction(delivery, self.replay_guard);
         Some(ClaimKey {
-            id: Identity::in_transaction(delivery)?,
+            id: key.or(guard)?,
+            body: guard.filter(|_| key.is_some()),
             wait_until: Instant::now() + self.limits.in_flight_wait,
         })
     }
@@ -221,11 +227,26 @@ impl Run<'_> {
             let number = self.store.number(connection, limit);
             return self.step("insert", number).await;
         };
+        let number = self.insert_one(connection, key, &key.id).await?;
+        // After the key, in every transaction, so that no two of them wait for each other.
+        if let Some(body) = &key.body {
+            self.insert_one(connection, key, body).await?;
+        }
+        Ok(number)
+    }
+
+    async fn insert_one(
+        &self,
+        connection: &mut PgConnection,
+        key: &ClaimKey,
+        id: &EventKey,
+    ) -> Result<TxId, Outcome> {
+        let limit = self.limits.handler_timeout;
         let left = key.wait_until.saturating_duration_since(Instant::now());
         let wait = left.max(SHORTEST_WAIT);
         let insert = self
             .store
-            .insert(connection, &key.id, self.limits.retention, wait, limit);
+            .insert(connection, id, self.limits.retention, wait, limit);
         let limit = wait.saturating_add(self.limits.store_timeout);
         match self.call("insert", limit, insert).await? {
             Inserted::Fresh(number) => Ok(number),
@@ -233,8 +254,8 @@ impl Run<'_> {
             Inserted::Done { same_body } => {
                 if !same_body {
                     tracing::warn!(
-                        "the key was used before, with another body: the delivery counts as the \
-                         same event"
+                        "the key was used before with another body, or the body with another key: the delivery counts as \
+                         the same event"
                     );
                 }
                 Err(Outcome::Replayed)

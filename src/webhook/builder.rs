@@ -1,5 +1,6 @@
 //! The builder of one route: every setting once, for a store or an inbox, checked together at the end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,8 +70,8 @@ use crate::telemetry::{Observer, Observers};
 /// or serve it with hyper. For axum handlers that are wrapped by `Router::route_layer`, use
 /// [`into_layer`](Self::into_layer) instead of `start`.
 ///
-/// To receive from several senders, build each with its own `Webhooks`. With an inbox, they share one queue and one worker:
-/// see [`Inbox::routes`].
+/// To receive from several senders, build each with its own `Webhooks`. To share an inbox and its worker, add them to
+/// [`Inbox::routes`].
 #[derive(Clone, Debug)]
 #[must_use = "it receives nothing until it is started"]
 pub struct Webhooks<T = ()> {
@@ -89,6 +90,15 @@ pub(super) struct Settings {
     given: Given,
     rules: Rules,
     observers: Observers,
+    kept: Option<Kept>,
+}
+
+/// The kinds that are kept.
+#[derive(Clone)]
+enum Kept {
+    Only(Arc<BTreeSet<EventKind>>),
+    /// Of the route, whose name may be set later.
+    Handled(EventRouter),
 }
 
 partial_debug!(
@@ -127,6 +137,7 @@ impl Webhooks {
                 given: Given::default(),
                 rules: Rules::default(),
                 observers: Observers::default(),
+                kept: None,
             },
             target: (),
         }
@@ -264,9 +275,7 @@ impl<T> Webhooks<T> {
     /// # }
     /// ```
     pub fn keep_only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
-        if let Some(signature) = &mut self.route.signature {
-            signature.config.kept = Some(Arc::new(kinds.into_iter().collect()));
-        }
+        self.route.kept = Some(Kept::Only(Arc::new(kinds.into_iter().collect())));
         self
     }
 
@@ -286,9 +295,7 @@ impl<T> Webhooks<T> {
     /// # }
     /// ```
     pub fn keep_handled(mut self, router: &EventRouter) -> Self {
-        if let Some(signature) = &mut self.route.signature {
-            signature.config.kept = router.handled().map(Arc::new);
-        }
+        self.route.kept = Some(Kept::Handled(router.clone()));
         self
     }
 
@@ -322,7 +329,7 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
-    /// inbox. It is renewed whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
+    /// inbox, or half of a [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every) below a minute. It is renewed whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer than
     /// [`in_flight_wait`](Self::in_flight_wait).
     ///
@@ -350,8 +357,8 @@ impl<T> Webhooks<T> {
         self
     }
 
-    /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5 seconds by
-    /// default, and shorter than the [`lease`](Self::lease). Zero does not wait; a transactional handler then waits at most
+    /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: by default 5
+    /// seconds, or half of a [`lease`](Self::lease) below 10 seconds. It must be shorter than the lease. Zero does not wait; a transactional handler then waits at most
     /// 100 ms, and only for another process. An inbox answers duplicates at once.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
         self.route.given.in_flight_wait = Some(wait);
@@ -431,11 +438,15 @@ impl Webhooks {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NoSecrets`], a limit of zero, a [`retention`](Self::retention) that is too short, and
+    /// [`ConfigError::NeedsKeys`] with [`reject_changed_bodies`](Self::reject_changed_bodies), [`ConfigError::NoSecrets`], a
+    /// limit of zero, a [`retention`](Self::retention) that is too short, and
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its
     /// secrets, or the token of its challenges is missing.
     pub fn into_signature_layer(self) -> Result<SignatureLayer, ConfigError> {
         Limits::new(&self.route.given, Defaults::TRANSACTION)?;
+        if self.route.rules.reject_changed_bodies {
+            return Err(ConfigError::NeedsKeys("reject_changed_bodies"));
+        }
         let observers = self.route.observers.clone();
         self.route.signature(observers)
     }
@@ -609,16 +620,30 @@ impl Settings {
             given: self.given.clone(),
             lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
             reject_changed_bodies: self.rules.reject_changed_bodies,
-            replay_guard: self.rules.replay_guard || self.sender.needs_replay_guard(),
+            replay_guard: self.replay_guard(),
         })
+    }
+
+    fn replay_guard(&self) -> bool {
+        self.rules.replay_guard || self.sender.needs_replay_guard()
     }
 
     /// The layer that verifies its deliveries.
     pub(super) fn signature(self, observers: Observers) -> Result<SignatureLayer, ConfigError> {
-        let name = self.name();
+        let (name, replay_guard) = (self.name(), self.replay_guard());
         let signature = self.signature.ok_or(ConfigError::NoSecrets)?;
-        let mut signature = signature.at(name, self.sender)?;
-        signature.config.lent = Some(Lent::of(self.given, observers.clone()));
+        let mut signature = signature.at(name.clone(), self.sender)?;
+        signature.config.kept = match self.kept {
+            Some(Kept::Only(kinds)) => Some(kinds),
+            Some(Kept::Handled(router)) => router.handled_at(&name).map(Arc::new),
+            None => None,
+        };
+        let lent = Lent {
+            replay_guard,
+            given: self.given,
+            observers: observers.clone(),
+        };
+        signature.config.lent = Some(lent.into_any());
         signature.config.observers = observers;
         Ok(signature)
     }

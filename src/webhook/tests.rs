@@ -2,7 +2,7 @@ use std::time::Duration;
 
 use super::Webhooks;
 use crate::config::ConfigError;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
 use crate::idempotency::IdempotencyLayer;
 use crate::inbox::Inbox;
 use crate::memory::{MemoryQueue, MokaStore};
@@ -97,8 +97,8 @@ async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() 
     }
     assert_eq!(
         refusal(with_store().in_flight_wait(MINUTE)),
-        "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or set \
-         a longer lease first"
+        "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or \
+         a longer lease"
     );
 }
 
@@ -188,13 +188,43 @@ async fn limits_are_compared_to_the_nanosecond() {
     let both = with_store().lease(3 * MINUTE).in_flight_wait(3 * MINUTE);
     for long in [
         with_store().in_flight_wait(MINUTE),
-        with_store().lease(5 * SECOND),
+        with_store().lease(5 * SECOND).in_flight_wait(5 * SECOND),
         both,
     ] {
         assert!(is_refused(long, wait));
     }
     new().store_timeout(NANO).started().unwrap();
     new().handler_timeout(Duration::MAX).started().unwrap();
+}
+
+#[test]
+fn a_route_keeps_what_its_own_router_handles() {
+    let (pushed, rated) = (EventKind::from_static("push"), EventKind::CHAT_RATED);
+    let handles = |kind: &EventKind| {
+        let handler = async |(): (), _| Ok(());
+        EventRouter::new().on_named(kind.as_str(), handler)
+    };
+    let events = handles(&rated).at("github".parse().unwrap(), handles(&pushed));
+    let keeps = |webhooks: Webhooks, kind: &EventKind| {
+        let layer = webhooks.keep_handled(&events).into_signature_layer();
+        let kept = layer.unwrap().config.kept;
+        kept.unwrap().contains(kind)
+    };
+    let github = || new().sender(Sender::github());
+    assert!(keeps(github(), &pushed) && !keeps(github(), &rated));
+    assert!(keeps(new(), &rated) && !keeps(new(), &pushed));
+}
+
+#[test]
+fn routes_made_of_clones_have_limits_of_their_own() {
+    let base = new();
+    let layers = ["one", "two"].map(|name| {
+        let route = base.clone().name(name.parse().unwrap());
+        route.into_signature_layer().unwrap().config
+    });
+    let [one, two] = &layers;
+    assert!(!one.bounds.budget.is_of(&two.bounds.budget));
+    assert!(one.bounds.budget.is_of(&one.clone().bounds.budget));
 }
 
 /// Transactional handlers follow them.
@@ -209,6 +239,10 @@ fn verification_alone_checks_the_limits() {
     ] {
         assert!(matches!(error, ConfigError::Zero(_)));
     }
+    assert_eq!(
+        refused(new().reject_changed_bodies()).to_string(),
+        "`reject_changed_bodies` needs a store or an inbox: a verification alone remembers no keys"
+    );
     // It needs no lease, so that the wait has no limit.
     let patient = new().in_flight_wait(Duration::MAX);
     let _ = patient.into_signature_layer().unwrap();
@@ -240,8 +274,17 @@ async fn another_sender_brings_limits_of_its_own() {
         ..policy
     };
     let wait = |error: &_| matches!(error, ConfigError::WaitTooLong { .. });
-    assert!(is_refused(with(hasty), wait));
+    assert!(is_refused(with(hasty).in_flight_wait(5 * SECOND), wait));
     with(hasty).in_flight_wait(4 * SECOND).started().unwrap();
+    // Defaults follow from the policy.
+    for retry_every in [SECOND, 30 * SECOND] {
+        let hasty = Sender::default().with_policy(SenderPolicy {
+            retry_every,
+            ..policy
+        });
+        with_store().sender(hasty.clone()).started().unwrap();
+        with_inbox().sender(hasty).started().unwrap();
+    }
     let never = SenderPolicy {
         retry_for: Duration::MAX,
         ..policy
@@ -289,7 +332,7 @@ async fn what_cannot_be_started_says_why() {
     assert!(matches!(unsigned.started(), Err(ConfigError::NoSecrets)));
 
     let mut routes = inbox()
-        .worker(|worker| worker.only([crate::EventKind::CHAT_RATED]))
+        .worker(|worker| worker.only([EventKind::CHAT_RATED]))
         .routes();
     routes
         .add(new().sender(Sender::github()), EventRouter::new())
@@ -300,14 +343,17 @@ async fn what_cannot_be_started_says_why() {
          type as `route/type`, such as `github/push`"
     );
 
-    let mut routes = inbox().routes();
+    let inbox = inbox();
+    let mut routes = inbox.routes();
     routes.accept(new()).unwrap();
-    let late = new()
-        .sender(Sender::github())
-        .observer(FailureBudget::default());
-    assert_eq!(
-        text(routes.accept(late).map(drop).unwrap_err()),
-        "`observer` concerns all routes of an inbox, and was set with the route `github`, after another route was added or \
-         the inbox had one: set it once, with the first route"
-    );
+    for mut routes in [routes, inbox.routes()] {
+        let late = new()
+            .sender(Sender::github())
+            .observer(FailureBudget::default());
+        assert_eq!(
+            text(routes.accept(late).map(drop).unwrap_err()),
+            "`observer` concerns all routes of an inbox, and was set with the route `github`, after another route was added \
+             or the inbox had one: set it once, with the first route"
+        );
+    }
 }

@@ -4,17 +4,19 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
-use tower_webhook::inbox::internal::{self, Tuning};
+use tower_webhook::inbox::internal::{self, Claims, Share, Tuning};
 use tower_webhook::inbox::{
-    EventId, EventState, Filter, Inbox, OnFailure, Page, Retry, Scope, Worker,
+    EventId, EventState, Filter, Inbox, OnFailure, Page, Queue, Retry, Scope, Worker,
 };
 use tower_webhook::memory::MemoryQueue;
+use tower_webhook::store::StoreError;
 use tower_webhook::{
     EventKind, EventRouter, EventType, HandlerError, IdempotencyKey, RawDelivery, Receiver,
     RouteName, Secret, Sender, Webhooks,
@@ -25,6 +27,7 @@ use crate::suite::Harness;
 use support::database::Database;
 use support::delivery::send;
 use support::log::Log;
+use support::queue::Calls;
 use support::scratch::Scratch;
 use support::{MINUTE, SECOND, eventually, lock};
 
@@ -281,7 +284,8 @@ async fn equal_events_are_apart<H: Harness>(harness: &H, [one, two]: [Place; 2])
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_route_leaves_a_place_to_others() {
     async fn rule<H: Harness>(harness: &H) {
-        let inbox = opened(harness, |worker| worker.concurrency(4)).await;
+        let set = |worker: Worker| worker.concurrency(4);
+        let inbox = opened(harness, set).await;
         let (slow, quick) = (Desk::new(), Desk::new());
         let mut routes = inbox.routes();
         let to_slow = routes.add(github().webhooks(), slow.router()).unwrap();
@@ -326,13 +330,16 @@ async fn a_slow_route_leaves_a_place_to_others() {
 async fn a_backlog_does_not_wait_for_polls() {
     async fn rule<H: Harness>(harness: &H) {
         let set = |worker: Worker| worker.concurrency(4).poll_every(60 * MINUTE);
-        for places in [&[github()][..], &[github(), europe()]] {
+        let both = [github(), europe()];
+        // With fewer chats than events, an attempt takes the next event of its chat.
+        for (places, chats) in [(&both[..1], 40), (&both, 40), (&both, 6)] {
             let inbox = opened(harness, set).await;
             let accepting = Inbox::new(harness.open().await);
             for place in places {
                 let service = accepting.routes().accept(place.webhooks()).unwrap();
                 for n in 0..40 {
-                    let event = place.event(&format!("{}-{n}", places.len()), &n.to_string(), "");
+                    let key = format!("{}-{chats}-{n}", places.len());
+                    let event = place.event(&key, &(n % chats).to_string(), "");
                     send(&service, event).await.assert_ok();
                 }
             }
@@ -349,6 +356,102 @@ async fn a_backlog_does_not_wait_for_polls() {
         }
     }
     on_every_queue!(rule);
+}
+
+/// A queue whose claims return when the gate lets them.
+struct GatedQueue {
+    queue: MemoryQueue,
+    gate: Arc<Semaphore>,
+}
+
+#[async_trait]
+impl Calls for GatedQueue {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.queue.clone().into())
+    }
+
+    async fn claim(
+        &self,
+        of: &[Share],
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        let claims = self.queue.claim(of, limit, suspects).await;
+        self.gate.acquire().await.unwrap().forget();
+        claims
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_and_acceptances_leave_a_slot_together() {
+    let (queue, gate) = (MemoryQueue::new(), Arc::new(Semaphore::new(1)));
+    let gated = GatedQueue {
+        queue: queue.clone(),
+        gate: Arc::clone(&gate),
+    };
+    let inbox = Inbox::new(gated.shared());
+    let inbox = inbox.worker(|worker| worker.concurrency(4).poll_every(10 * SECOND));
+    let (slow, quick) = (Desk::new(), Desk::new());
+    let mut routes = inbox.routes();
+    let to_slow = routes.add(github().webhooks(), slow.router()).unwrap();
+    let to_quick = routes.add(europe().webhooks(), quick.router()).unwrap();
+    let running = routes.start().unwrap();
+    sleep(SECOND).await;
+    send(&to_quick, europe().event("quick", "a", ""))
+        .await
+        .assert_ok();
+    let elsewhere = Inbox::new(queue).routes().accept(github().webhooks());
+    let to_slow_elsewhere = elsewhere.unwrap();
+    let slow_one = |n: u32| github().event(&n.to_string(), &n.to_string(), "waits");
+    for n in 0..4 {
+        send(&to_slow_elsewhere, slow_one(n)).await.assert_ok();
+    }
+    // The next claim has taken some of them, and has not returned.
+    sleep(15 * SECOND).await;
+    for n in 4..8 {
+        send(&to_slow, slow_one(n)).await.assert_ok();
+    }
+    gate.add_permits(100);
+    sleep(15 * SECOND).await;
+    assert_eq!((slow.attempts(), quick.attempts()), (3, 1));
+    slow.gate.add_permits(8);
+    eventually("all slow ones", async || slow.attempts() == 8).await;
+    running.drain(SECOND).await.unwrap();
+}
+
+/// Events of a route that this process does not accept are unknown to it until it claims them.
+#[tokio::test(start_paused = true)]
+async fn a_route_that_is_accepted_elsewhere_does_not_wait_for_whole_lanes() {
+    let queue = MemoryQueue::new();
+    let inbox = opened(&queue, |worker| worker.concurrency(4)).await;
+    let mut accepting = Inbox::new(queue.clone()).routes();
+    let to_long = accepting.accept(github().webhooks()).unwrap();
+    let to_other = accepting.accept(europe().webhooks()).unwrap();
+    for n in 0..400 {
+        let event = github().event(&n.to_string(), &(n % 4).to_string(), "waits");
+        send(&to_long, event).await.assert_ok();
+    }
+    let (long, other) = (Desk::new(), Desk::new());
+    let mut routes = inbox.routes();
+    routes
+        .handle(github().without_secrets(), long.router())
+        .unwrap();
+    routes
+        .handle(europe().without_secrets(), other.router())
+        .unwrap();
+    let running = routes.start().unwrap();
+    eventually("all slots", async || long.running() == 4).await;
+    send(&to_other, europe().event("first", "a", ""))
+        .await
+        .assert_ok();
+    let mut before = 0;
+    while other.attempts() == 0 {
+        long.gate.add_permits(1);
+        before += 1;
+        sleep(SECOND).await;
+    }
+    assert!(before <= 16, "{before}");
+    drop(running);
 }
 
 #[tokio::test(start_paused = true)]

@@ -567,6 +567,7 @@ fn a_sender_that_changes_what_was_derived_from_it_needs_a_restart() {
         (sender(json!({})).with_policy(policy), "policy"),
         (sender(json!({"key": "x-id"})), "need of a replay guard"),
         (sender(json!({"order": "/order"})), "order"),
+        (sender(json!({"platform": true})), "platform"),
         #[cfg(feature = "public-keys")]
         (
             sender(json!({"signature.algorithm": "ed25519"})),

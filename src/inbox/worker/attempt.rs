@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
 use tokio::time::Instant;
 use tracing::Instrument;
@@ -17,7 +16,7 @@ use super::super::queue::Settled;
 use super::super::records::PastFailure;
 use super::super::trip::{Probe, handler_works};
 use super::leases::HeldLease;
-use super::pool::{Busy, Place, Pool};
+use super::pool::{Place, Pool, Slot};
 use crate::error::Chain;
 use crate::execution::{Tries, attempt};
 use crate::lock::lock;
@@ -39,31 +38,29 @@ pub(super) struct Attempt {
 /// The number of events of one lane in a row after which another lane has its turn.
 const LANE_TURN: u32 = 32;
 
+/// The same for a worker of several routes without a free slot: another process may have accepted events of a route that
+/// none of its attempts is at.
+const LANE_TURN_OF_ROUTES: u32 = 4;
+
 /// The time after a settlement in which a worker asks a queue that is not shared for what becomes due.
 const CLAIM_AFTER: Duration = Duration::from_millis(1);
 
 /// Handles an event, and those of its lane that follow. One that began at acceptance leaves these to the next claim in a
 /// backlog.
 // Not an `async fn`, which would make room for its arguments twice.
-pub(super) fn run(
-    pool: Arc<Pool>,
-    first: Attempt,
-    (permit, busy): (OwnedSemaphorePermit, Option<Busy>),
-    is_early: bool,
-) -> impl Future<Output = ()> + Send {
+pub(super) fn run(slot: Slot, first: Attempt, is_early: bool) -> impl Future<Output = ()> + Send {
     let mut next = Some(first);
     async move {
-        let mut turns = 1;
+        let pool = slot.pool();
+        let mut turns = 0;
         while let Some(this) = &next {
             let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
-            let takes_next = turns < LANE_TURN && !(is_early && pool.is_behind());
             turns += 1;
-            let attempt = pool.attempt(&mut next, takes_next, &span);
+            // In a backlog, a chat whose event was early does not keep its slot.
+            let is_last = is_early && pool.is_behind();
+            let turns = if is_last { LANE_TURN } else { turns };
+            let attempt = pool.attempt(&mut next, turns, &span);
             attempt.instrument(span.span()).await;
-        }
-        drop((permit, busy));
-        if turns > LANE_TURN || pool.is_capped.swap(false, Ordering::Relaxed) {
-            pool.ask_now();
         }
     }
 }
@@ -130,7 +127,7 @@ impl Pool {
     async fn attempt(
         self: &Arc<Self>,
         next: &mut Option<Attempt>,
-        takes_next: bool,
+        turns: u32,
         span: &DeliverySpan,
     ) {
         let Some(Attempt {
@@ -146,6 +143,7 @@ impl Pool {
         let Some(place) = self.place(event.delivery.route()) else {
             return;
         };
+        place.see();
         let lease = place.route.limits.lease();
         let held = self.leases.hold(event.lease, lease, asked + lease);
         if held.is_first() {
@@ -178,11 +176,17 @@ impl Pool {
         let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
         let recorded = match settlement.as_ref().filter(|_| !is_settled) {
             Some(settlement) => {
-                let takes_next = takes_next && !self.stops() && !self.yields(place);
+                let gives_way = self.gives_way(place, turns);
+                let takes_next = !gives_way && !self.stops();
                 let take = takes_next.then(|| place.take());
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
                 let settle = self.settle(&held, settlement, take.as_deref(), may_be_settled);
-                settle.await
+                let settled = settle.await;
+                // The claim of whoever is next finds this lane's next event, too.
+                if gives_way {
+                    self.ask_now();
+                }
+                settled
             }
             None => {
                 // The event, or the next one of its lane, waits for a claim.
@@ -198,6 +202,17 @@ impl Pool {
         if let Some((event, asked)) = recorded.flatten() {
             *next = self.admit(*event, asked).await;
         }
+    }
+
+    /// Whether the slot of a lane that has had this many turns is for another lane now, or for a route with fewer attempts in
+    /// progress.
+    fn gives_way(&self, place: &Place, turns: u32) -> bool {
+        if self.routes.len() == 1 || self.permits.available_permits() > 0 {
+            return turns >= LANE_TURN;
+        }
+        let mut others = self.routes.iter();
+        turns >= LANE_TURN_OF_ROUTES
+            || others.any(|other| other.busy() < place.busy() && other.is_active())
     }
 
     /// Runs the handler, and returns the attempt's outcome; or what becomes of an event that is left to another worker.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
-use tokio::sync::{Notify, Semaphore, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -146,12 +146,54 @@ pub(super) struct Place {
     seen: Mutex<Option<Instant>>,
 }
 
-/// An attempt in progress at a route, until it is dropped.
-pub(super) struct Busy(Arc<AtomicUsize>);
+/// Attempts that are in progress at a route, or about to begin, until it is dropped.
+pub(super) struct Busy {
+    of: Arc<AtomicUsize>,
+    attempts: usize,
+}
+
+impl Busy {
+    /// Makes one of the attempts independent of the others.
+    pub(super) fn split(&mut self) -> Option<Self> {
+        self.attempts = self.attempts.checked_sub(1)?;
+        let of = Arc::clone(&self.of);
+        Some(Self { of, attempts: 1 })
+    }
+}
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
+        self.of.fetch_sub(self.attempts, Ordering::SeqCst);
+    }
+}
+
+/// Room for one attempt. When it is given back, others that found none ask again.
+pub(super) struct Slot {
+    pool: Arc<Pool>,
+    /// Given back in this order: who gets the permit must see that the route has room.
+    room: Option<(Busy, OwnedSemaphorePermit)>,
+}
+
+impl Slot {
+    pub(super) fn new(pool: Arc<Pool>, busy: Busy, permit: OwnedSemaphorePermit) -> Self {
+        let room = Some((busy, permit));
+        Self { pool, room }
+    }
+
+    pub(super) fn pool(&self) -> &Arc<Pool> {
+        &self.pool
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some((busy, permit)) = self.room.take() {
+            drop(busy);
+            drop(permit);
+        }
+        if self.pool.is_capped.swap(false, Ordering::SeqCst) {
+            self.pool.ask_now();
+        }
     }
 }
 
@@ -167,18 +209,18 @@ impl Place {
     }
 
     pub(super) fn busy(&self) -> usize {
-        self.busy.load(Ordering::Relaxed)
+        self.busy.load(Ordering::SeqCst)
     }
 
-    /// Begins an attempt, if there are fewer than `most`.
-    pub(super) fn enter(&self, most: usize) -> Option<Busy> {
-        let enter = |busy| (busy < most).then_some(busy + 1);
-        let entered = self
-            .busy
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, enter);
-        entered.ok()?;
-        self.see();
-        Some(Busy(Arc::clone(&self.busy)))
+    /// Makes room for at most `wanted` attempts, so that there are no more than `most`. Returns how many there were before.
+    pub(super) fn enter(&self, wanted: usize, most: usize) -> (usize, Busy) {
+        let room = |busy: usize| wanted.min(most.saturating_sub(busy));
+        let add = |busy| Some(busy + room(busy));
+        let before = (self.busy).fetch_update(Ordering::SeqCst, Ordering::SeqCst, add);
+        let before = before.unwrap_or_else(|busy| busy);
+        let of = Arc::clone(&self.busy);
+        let attempts = room(before);
+        (before, Busy { of, attempts })
     }
 
     /// Notes that the route has an event.
@@ -190,7 +232,7 @@ impl Place {
         *lock(&self.seen)
     }
 
-    fn is_active(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         self.seen().is_some_and(|at| at.elapsed() < ACTIVE)
     }
 }
@@ -207,7 +249,12 @@ impl Pool {
                     kinds: rules.kinds(&route.name),
                 })),
                 handles: handler.handles(&route.name),
-                lent: Lent::of(route.given.clone(), shared.observers().clone()),
+                lent: Lent {
+                    given: route.given.clone(),
+                    observers: shared.observers().clone(),
+                    replay_guard: false,
+                }
+                .into_any(),
                 route,
                 handler,
                 busy: Arc::default(),
@@ -274,14 +321,14 @@ impl Pool {
         idle.map(|place| place.route.name.clone()).collect()
     }
 
-    /// What to claim.
-    pub(super) fn shares(&self) -> Vec<Share> {
-        let shares = self.routes.iter().map(|place| Share {
-            take: place.take(),
-            busy: place.busy(),
-            most: self.most(place),
+    /// What to claim, and the room for it: events that are accepted during the claim must not take it as well.
+    pub(super) fn shares(&self, limit: usize) -> (Vec<Share>, Vec<Busy>) {
+        let shares = self.routes.iter().map(|place| {
+            let (take, most) = (place.take(), self.most(place));
+            let (busy, room) = place.enter(limit, most);
+            (Share { take, busy, most }, room)
         });
-        shares.collect()
+        shares.unzip()
     }
 
     /// Notes how many attempts a claim has begun, and whether it left others that are due: then as many may begin at
@@ -324,14 +371,10 @@ impl Pool {
         lock(&self.unable).is_none_or(|since| since.elapsed() < UNABLE)
     }
 
-    /// Whether another route waits that has fewer attempts in progress: then it has the next place.
-    pub(super) fn yields(&self, of: &Place) -> bool {
-        self.routes.len() > 1
-            && self.permits.available_permits() == 0
-            && self
-                .routes
-                .iter()
-                .any(|other| other.busy() < of.busy() && other.is_active())
+    /// Whether a route may have one more attempt.
+    pub(super) fn has_room(&self, route: &RouteName) -> bool {
+        let place = self.place(route);
+        place.is_some_and(|place| place.busy() < self.most(place))
     }
 
     /// Longer than that of a delivery, which has a sender who waits.
@@ -367,7 +410,7 @@ impl Pool {
     pub(super) fn next_ask(&self) -> Option<Instant> {
         let planned = *lock(&self.plan);
         let probe = match self.has_trips.load(Ordering::Relaxed) {
-            true => lock(&self.trips).next_probe(),
+            true => lock(&self.trips).next_probe(|route| self.has_room(route)),
             false => None,
         };
         planned.into_iter().chain(probe).min()

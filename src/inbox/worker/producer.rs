@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::event::{EventId, Kinds, Share, Take};
 use super::attempt::{Attempt, Of, Tried, run};
-use super::pool::{Pool, Stop};
+use super::pool::{Busy, Pool, Slot, Stop};
 use crate::error::Chain;
 use crate::lock::lock;
 use crate::route::EventType;
@@ -96,62 +96,31 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
 
 /// Takes events, and starts their attempts.
 async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), StoreError> {
-    let of = Arc::clone(pool);
-    let start = move |attempt: Attempt, permit| {
-        let busy = of.place(attempt.event.delivery.route());
-        let busy = busy.and_then(|place| place.enter(usize::MAX));
-        // Boxed, because a task is copied several times.
-        tokio::spawn(Box::pin(run(
-            Arc::clone(&of),
-            attempt,
-            (permit, busy),
-            false,
-        )));
-    };
-    let probe = match pool.has_trips.load(Ordering::Relaxed) {
-        true => lock(&pool.trips).begin_probe(),
-        false => None,
-    };
-    if let Some(probe) = probe
-        && let Some(place) = pool.place(&probe.of.route)
-    {
-        let EventType { route, kind } = probe.of.clone();
-        let take = Take {
-            lease: place.route.limits.lease(),
-            kinds: Kinds::only([kind]).at(route),
-        };
-        let wanted = probe.event;
-        let probe = Tried::new(pool, Of::Probe(probe));
-        let mut attempt = match wanted {
-            Some(id) => pool.take_one(id, &take).await?,
-            None => None,
-        };
-        if attempt.is_none() {
-            attempt = pool.claim(&[take.into()], 1).await?.0.pop();
-        }
-        if let Some(attempt) = attempt
-            && let Some(permit) = permits.split(1)
-        {
-            let probe = Some(probe);
-            start(Attempt { probe, ..attempt }, permit);
-            return Ok(());
-        }
+    if let Some((attempt, busy)) = probe(pool).await? {
+        pool.begin(attempt, busy, &mut permits);
+        return Ok(());
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
     *lock(&pool.plan) = None;
     let asked = Instant::now();
-    let shares = pool.shares();
+    let (shares, mut rooms) = pool.shares(permits.num_permits());
     let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
-    pool.is_capped.store(!full.is_empty(), Ordering::Relaxed);
+    pool.is_capped.store(!full.is_empty(), Ordering::SeqCst);
     // A route that is full may have more that is due.
     let is_behind = next_due == Some(Duration::ZERO) || !full.is_empty();
     pool.claimed(attempts.len(), is_behind);
     for attempt in attempts {
-        if let Some(permit) = permits.split(1) {
-            start(attempt, permit);
+        let route = attempt.event.delivery.route();
+        let at = pool
+            .routes
+            .iter()
+            .position(|place| place.route.name == *route);
+        if let Some(busy) = at.and_then(|at| rooms[at].split()) {
+            pool.begin(attempt, busy, &mut permits);
         }
     }
+    drop(rooms);
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
@@ -171,7 +140,47 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     Ok(())
 }
 
+/// Takes an event of a tripped type, if the next one of that type is to be tried now.
+async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> {
+    let probe = match pool.has_trips.load(Ordering::Relaxed) {
+        true => lock(&pool.trips).begin_probe(|route| pool.has_room(route)),
+        false => None,
+    };
+    let Some(probe) = probe else { return Ok(None) };
+    let EventType { route, kind } = probe.of.clone();
+    let Some(place) = pool.place(&route) else {
+        return Ok(None);
+    };
+    let take = Take {
+        lease: place.route.limits.lease(),
+        kinds: Kinds::only([kind]).at(route),
+    };
+    let (_, mut room) = place.enter(1, pool.most(place));
+    let wanted = probe.event;
+    let probe = Tried::new(pool, Of::Probe(probe));
+    let mut attempt = match wanted {
+        Some(id) => pool.take_one(id, &take).await?,
+        None => None,
+    };
+    if attempt.is_none() {
+        attempt = pool.claim(&[take.into()], 1).await?.0.pop();
+    }
+    let probe = Some(probe);
+    let attempt = attempt.map(|attempt| Attempt { probe, ..attempt });
+    Ok(attempt.zip(room.split()))
+}
+
 impl Pool {
+    /// Starts an attempt in a task of its own.
+    fn begin(self: &Arc<Self>, attempt: Attempt, busy: Busy, permits: &mut OwnedSemaphorePermit) {
+        let Some(permit) = permits.split(1) else {
+            return;
+        };
+        let slot = Slot::new(Arc::clone(self), busy, permit);
+        // Boxed, because a task is copied several times.
+        tokio::spawn(Box::pin(run(slot, attempt, false)));
+    }
+
     /// Takes one event, if it can be taken and may begin now.
     async fn take_one(
         self: &Arc<Self>,
@@ -198,23 +207,26 @@ impl Pool {
         // Read before the claim, since the next event of a lane may be a suspect, too.
         let suspects = lock(&self.suspects).room(self.rules());
         let claim = self.shared.queue.claim.claim(of, limit, suspects);
+        let longest = of.iter().map(|share| share.take.lease).max();
         let claims = self
             .shared
-            .call_within(self.shortest_lease(), "claim", claim);
+            .call_within(longest.unwrap_or_default(), "claim", claim);
         let claims = claims.await?;
         let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
-        for event in &claims.events {
+        let mut attempts = Vec::with_capacity(claims.events.len());
+        for event in claims.events {
             let route = event.delivery.route();
-            if let Some(at) = of.iter().position(|it| it.take.kinds.route == *route) {
-                busy[at] += 1;
+            let Some(at) = of.iter().position(|it| it.take.kinds.route == *route) else {
+                continue;
+            };
+            busy[at] += 1;
+            // Otherwise, another worker may have taken it by now.
+            if asked.elapsed() < of[at].take.lease {
+                attempts.extend(self.admit(event, asked).await);
             }
         }
         let full = (0..of.len()).filter(|at| busy[*at] >= of[*at].most);
         let full = full.collect();
-        let mut attempts = Vec::with_capacity(claims.events.len());
-        for event in claims.events {
-            attempts.extend(self.admit(event, asked).await);
-        }
         if suspects < lock(&self.suspects).room(self.rules()) {
             self.ask_now();
         }

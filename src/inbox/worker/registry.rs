@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::super::event::{EventId, NewEvent};
 use super::super::workers::{Local, Registration, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::Pool;
+use super::pool::{Pool, Slot};
 use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::{EventType, RouteName};
@@ -40,13 +40,14 @@ impl Local for Served {
         // Before there is room: others make it for this route.
         place.see();
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
-        let busy = place.enter(pool.most(place))?;
+        let (_, mut room) = place.enter(1, pool.most(place));
+        let slot = Slot::new(Arc::clone(&pool), room.split()?, permit);
         if !pool.begins_early() {
             return None;
         }
         Some(Room {
             take,
-            // It owns the pool, so that an event is released if the worker is dropped meanwhile.
+            // The slot owns the pool, so that an event is released if the worker is dropped meanwhile.
             start: Box::new(move |event, asked| {
                 let attempt = Attempt {
                     event,
@@ -54,7 +55,7 @@ impl Local for Served {
                     suspect: None,
                     probe: None,
                 };
-                Box::pin(run(pool, attempt, (permit, Some(busy)), true))
+                Box::pin(run(slot, attempt, true))
             }),
         })
     }
