@@ -23,12 +23,12 @@ pub enum ConfigError {
     EmptySecret,
     /// A set of [`Secrets`](crate::Secrets) is empty, so no delivery could be verified.
     NoSecrets,
-    /// The environment variable with the secret is not set, or is not Unicode.
+    /// The environment variable with the secret is not set, empty, or not Unicode.
     Environment {
         /// The variable's name.
         name: String,
-        /// Why it cannot be read.
-        source: VarError,
+        /// Why it cannot be read. `None` if it is empty.
+        source: Option<VarError>,
     },
     /// The file with the secrets cannot be read.
     SecretFile {
@@ -126,10 +126,12 @@ pub enum ConfigError {
 
 errors! {
     ConfigError {
-        Self::EmptySecret => "the secret is empty: set the secret that is configured in the partner portal";
-        Self::NoSecrets => "there is no secret: pass at least one that is configured in the partner portal";
-        Self::Environment { name, source } => "the environment variable `{name}` holds no secret: set it to the secret \
-            that is configured in the partner portal" => source;
+        Self::EmptySecret => "the secret is empty: set the one that is configured at the sender";
+        Self::NoSecrets => "there is no secret: pass at least one that is configured at the sender";
+        Self::Environment { name, source: None } => "the environment variable `{name}` is empty: set it to the secret \
+            that is configured at the sender";
+        Self::Environment { name, source: Some(source) } => "the environment variable `{name}` holds no secret: set it \
+            to the one that is configured at the sender" => source;
         Self::SecretFile { path, source } => "a file of secrets must be readable UTF-8 with one secret per line: `{}` \
             cannot be read", path.display() => source;
         Self::HeaderPrefix(prefix) => "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens";

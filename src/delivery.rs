@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
-use crate::event::{Event, EventKind, repair};
+use crate::event::{Event, EventKind, field_at, is_name, repair};
 use crate::route::RouteName;
 
 /// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
@@ -187,6 +187,10 @@ impl RawDelivery {
 
     /// Creates a delivery of an event with the given payload, without a key: for tests, in which
     /// [`Sender::sign`](crate::Sender::sign) signs it. See [testing](crate::docs::testing#an-event-of-your-own).
+    ///
+    /// If the sender reads event type or key from the body, such as Stripe from `/type` and `/id`, the payload must have
+    /// them there: without its type, a delivery is answered with 400. The [table of senders](crate::docs::senders) says where
+    /// each has them.
     ///
     /// ```
     /// use tower_webhook::RawDelivery;
@@ -398,12 +402,16 @@ impl RawDelivery {
     /// When the body is not a JSON object in UTF-8, or when `T` does not accept it.
     pub fn decode<T: DeserializeOwned>(&self) -> Result<T, DecodeError> {
         let text = self.text()?;
-        serde_json::from_str(text)
-            .or_else(|error| match repair(text) {
-                Some(repaired) => serde_json::from_str(&repaired),
-                None => Err(error),
-            })
-            .map_err(|error| Cause::Json(error).into())
+        let error = match serde_json::from_str(text) {
+            Ok(decoded) => return Ok(decoded),
+            Err(error) => error,
+        };
+        match repair(text) {
+            Some(repaired) => {
+                serde_json::from_str(&repaired).map_err(|error| undecodable(error, &repaired))
+            }
+            None => Err(undecodable(error, text)),
+        }
     }
 
     /// Returns the body as text, if it is a JSON object.
@@ -415,7 +423,7 @@ impl RawDelivery {
         let text = self.text()?;
         match serde_json::from_str(text) {
             Ok(IgnoredAny) => Ok(text),
-            Err(error) => Err(Cause::Json(error).into()),
+            Err(error) => Err(undecodable(error, text)),
         }
     }
 
@@ -536,8 +544,8 @@ impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
 
 /// The error of decoding the body of a delivery.
 ///
-/// `Display` says what is wrong and where. Neither it nor a `source` quotes the body, because a handler may
-/// return this error, which is then logged; `Debug` is the same text.
+/// `Display` says what is wrong and where, with the field's path. Neither it nor a `source` quotes the body's values, because a
+/// handler may return this error, which is then logged; `Debug` is the same text.
 #[derive(Clone)]
 pub struct DecodeError(Arc<Cause>);
 
@@ -547,7 +555,7 @@ impl DecodeError {
     #[must_use]
     pub fn json_error(&self) -> Option<&serde_json::Error> {
         match &*self.0 {
-            Cause::Json(error) => Some(error),
+            Cause::Json(error) | Cause::Field(error, _) => Some(error),
             Cause::NotUtf8(_) | Cause::NotAnObject => None,
         }
     }
@@ -558,6 +566,26 @@ enum Cause {
     NotUtf8(Utf8Error),
     NotAnObject,
     Json(serde_json::Error),
+    /// The payload's type does not accept the body: what it does not accept.
+    Field(serde_json::Error, String),
+}
+
+/// The error of decoding a text. Not generic, so that it is compiled once.
+fn undecodable(error: serde_json::Error, text: &str) -> DecodeError {
+    if error.classify() != Category::Data {
+        return Cause::Json(error).into();
+    }
+    let field = field_at(text, error.line(), error.column());
+    // The error's text may quote the body, but not the name of a field that is missing.
+    let reason = error.to_string();
+    let missing = reason.strip_prefix("missing field `");
+    let missing = missing.and_then(|rest| rest.split('`').next());
+    let what = match (missing.filter(|name| is_name(name.as_bytes())), &*field) {
+        (Some(name), _) => format!("a body without `{field}/{name}`"),
+        (None, "") => "the body".to_owned(),
+        (None, field) => format!("what stands at `{field}`"),
+    };
+    Cause::Field(error, what).into()
 }
 
 impl From<Cause> for DecodeError {
@@ -571,14 +599,15 @@ messages! {
         Self::NotUtf8(error) => "the body is not UTF-8 from byte {} on", error.valid_up_to();
         Self::NotAnObject => "the body is not a JSON object";
         Self::Json(error) => "{}: line {}, column {}", refused(error), error.line(), error.column();
+        Self::Field(error, what) => "the payload's type does not accept {what}: line {}, column {}", error.line(),
+            error.column();
     }
 }
 
 fn refused(error: &serde_json::Error) -> &'static str {
     match error.classify() {
-        Category::Data => "the payload's type does not accept the body",
         Category::Eof => "the body ends within its JSON",
-        Category::Syntax | Category::Io => "the body is not JSON",
+        Category::Syntax | Category::Io | Category::Data => "the body is not JSON",
     }
 }
 
@@ -598,7 +627,7 @@ impl std::error::Error for DecodeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &*self.0 {
             Cause::NotUtf8(error) => Some(error),
-            Cause::NotAnObject | Cause::Json(_) => None,
+            Cause::NotAnObject | Cause::Json(_) | Cause::Field(..) => None,
         }
     }
 }

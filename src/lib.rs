@@ -71,7 +71,8 @@
 //! ```
 //!
 //! It needs this crate's feature `signal`, and the crates `axum`, `anyhow`, `tracing-subscriber` and `tokio` with
-//! its feature `full`. Start it with the secret that is set in the partner portal:
+//! its feature `full`. Start it with the secret that is set in the partner portal. Use that for nothing else, and make
+//! it of 20 random bytes in hex, as `openssl rand -hex 20` does:
 //!
 //! ```sh
 //! WEBHOOK_SECRET=my-secret cargo run
@@ -124,7 +125,7 @@
 //! # Rotating the secret
 //!
 //! [`Secrets`] is a handle to the set of secrets that are accepted now. Accept the new one beside the
-//! old, change the partner portal, and remove the old one: see [`Secrets::replace`].
+//! old, change it at the sender, and remove the old one: see [`Secrets::replace`].
 //!
 //! # Settings
 //!
@@ -195,7 +196,7 @@
 //! | `public-keys` | [`Sender`]s that sign with Ed25519 or ECDSA P-256, and `PublicKey` | no |
 //! | `signal` | `shutdown`, a future that completes on SIGTERM or Ctrl-C | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
-//! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
+//! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`], and the address of axum's `ConnectInfo` in refusals | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //!
 //! Features only add API; none changes behaviour.

@@ -245,8 +245,9 @@ impl EventRouter {
         self
     }
 
-    /// Handles the deliveries whose body cannot be decoded. Without such a handler they are answered with 422,
-    /// and retried for days. `Ok` acknowledges them:
+    /// Handles the deliveries whose body cannot be decoded. Without such a handler, they are answered with 422 and retried for
+    /// days; in an inbox, which has answered 200, they are dead letters. A body that is no JSON object never reaches a handler
+    /// of an inbox: it is a dead letter from the start. `Ok` acknowledges them:
     ///
     /// ```
     /// # use tower_webhook::{DecodeError, EventRouter, RawDelivery};

@@ -38,7 +38,7 @@ impl<S: Sync> FromRequestParts<S> for RawDelivery {
 ///
 /// - 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer); an error is also
 ///   logged;
-/// - 404 when the delivery is of another kind, because the webhook's URL in the partner portal leads to the wrong
+/// - 404 when the delivery is of another kind, because the webhook's URL at the sender leads to the wrong
 ///   handler; a warning with both kinds is also logged;
 /// - 422 when the body is not what the event should carry.
 impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
@@ -86,7 +86,7 @@ impl Answer for AnotherKind {
         let Self { delivered, handled } = self;
         let reason = format_args!(
             "the event is `{}`, and the handler at this URL takes `{handled}`: \
-             change the webhook's URL in the partner portal",
+             change the webhook's URL at the sender",
             // The text is the sender's, and may be long.
             Short(delivered)
         );

@@ -146,6 +146,7 @@
 //! ```
 
 mod chat_id;
+mod field;
 mod lenient;
 mod payload;
 mod policy;
@@ -159,6 +160,7 @@ use std::str::FromStr;
 use serde::de::DeserializeOwned;
 
 pub(crate) use self::chat_id::chat_id;
+pub(crate) use self::field::{field_at, is_name};
 pub use self::payload::{
     Attachment, Category, Chat, ChatLifecycle, Expert, Message, Reference, Timestamp, User,
 };

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
 use crate::deadline::Deadline;
 use crate::error::{CatchPanic, Panic};
@@ -26,6 +27,7 @@ where
         cut,
         work: Some(CatchPanic::new(work)),
         limit: Deadline::new(limit),
+        began: None,
     }
 }
 
@@ -38,6 +40,7 @@ pin_project! {
         #[pin]
         work: Option<CatchPanic<W>>,
         limit: Deadline,
+        began: Option<Instant>,
     }
 }
 
@@ -49,10 +52,21 @@ impl<W: Future, C: Future<Output = Outcome>> Future for Attempt<W, C> {
         let Some(work) = this.work.as_mut().as_pin_mut() else {
             return Poll::Pending;
         };
+        let began = *this.began.get_or_insert_with(Instant::now);
         // First, so that work whose lease is lost does not win by being ready as well.
         let cut_short = if let Poll::Ready(outcome) = this.cut.poll(cx) {
             outcome
         } else if let Poll::Ready(worked) = work.poll(cx) {
+            // The limit cannot cut work that does not return to its runtime, so at least a person learns of it.
+            let (took, limit) = (began.elapsed(), this.limit.duration());
+            if took > limit {
+                tracing::warn!(
+                    ?took,
+                    ?limit,
+                    "the handler ended after its time limit, which could not stop it: it, or another task of the runtime, \
+                     has blocked its thread; do blocking work in `tokio::task::spawn_blocking`"
+                );
+            }
             return Poll::Ready(worked.map_err(|panic| Outcome::Panicked(Arc::new(panic))));
         } else {
             ready!(this.limit.poll_unpin(cx));

@@ -4,6 +4,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -91,6 +92,33 @@ impl Inbox {
     }
 }
 
+/// A body that waits for the queue, which may hang for longer than its sender waits.
+struct Waits {
+    inbox: Inbox,
+    bytes: usize,
+}
+
+impl Waits {
+    /// `None` if there are `most` bytes already.
+    fn begin(inbox: &Inbox, bytes: usize, most: usize) -> Option<Self> {
+        let waiting = &inbox.shared.waiting;
+        let before = waiting.fetch_add(bytes, Ordering::Relaxed);
+        let waits = Self {
+            inbox: inbox.clone(),
+            bytes,
+        };
+        // One alone has room, however large.
+        (before == 0 || before.saturating_add(bytes) <= most).then_some(waits)
+    }
+}
+
+impl Drop for Waits {
+    fn drop(&mut self) {
+        let waiting = &self.inbox.shared.waiting;
+        waiting.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
 /// The body of the answers of [`Accept`].
 type Body = ResponseBody<Full<Bytes>>;
 
@@ -113,15 +141,20 @@ impl Service<Request<Verified>> for Accept {
         if !headers.is_empty() {
             delivery = delivery.with_headers(headers);
         }
-        // Boxed, because a task is copied several times.
-        let accepting = Box::pin(accept(
-            self.inbox.clone(),
-            Arc::clone(&self.route),
-            delivery,
-            answer,
-        ));
-        // A task, because an event that was taken must be handled even if the client disconnects.
-        tokio::spawn(accepting.in_current_span());
+        match Waits::begin(&self.inbox, delivery.body().len(), self.route.max_waiting) {
+            Some(waits) => {
+                let route = Arc::clone(&self.route);
+                // Boxed, because a task is copied several times.
+                let accepting =
+                    Box::pin(accept(self.inbox.clone(), route, delivery, answer, waits));
+                // A task, because an event that was taken must be handled even if the client disconnects.
+                tokio::spawn(accepting.in_current_span());
+            }
+            None => {
+                let reason = "bodies wait for the queue, of as many bytes as `max_buffered` allows";
+                let _ = answer.send(Ok(Outcome::unavailable(reason, retry_after)));
+            }
+        }
         AcceptFuture {
             answered,
             limit: Deadline::new(limit),
@@ -219,6 +252,7 @@ async fn accept(
     route: Arc<Route>,
     delivery: RawDelivery,
     answer: oneshot::Sender<Answered>,
+    waits: Waits,
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
@@ -240,6 +274,7 @@ async fn accept(
     // Longer than the client waits: what takes effect late is handled here, too.
     let accepting = shared.call_within(limits.lease(), "accept", accepting);
     let result = accepting.await;
+    drop(waits);
     let retry_after = limits.policy.retry_every;
     let id = match &result {
         Ok(Accepted::New { id, .. }) => Some(id.0),
@@ -247,6 +282,11 @@ async fn accept(
         _ => None,
     };
     if let (Some(event), Some((kind, reason))) = (id, &dead) {
+        tracing::error!(
+            event,
+            reason,
+            "the event is a dead letter from the start, which waits for a person"
+        );
         shared.observers().observe(&Observation::AcceptedDead {
             route: &route.name,
             kind,

@@ -1,5 +1,6 @@
 //! Counts of observers that the queue keeps: of all processes, and across restarts.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use futures_util::future::select_all;
@@ -83,14 +84,25 @@ impl Shared {
         let (mut pause, mut writes) = (1, 0);
         loop {
             let mut done = self.write_counts(kept).await;
-            if done.is_ok() && writes % WRITES == 0 && (self.queue.is_shared || writes == 0) {
-                done = self.read_failures(kept).await;
+            let reads = self.queue.is_shared && writes % WRITES == 0;
+            if let Ok(wrote) = done
+                // After a failure, a reading tells whether the queue is there again, although nothing has to be written.
+                && (reads || writes == 0 || pause > 1)
+            {
+                let read = self.read_failures(kept).await;
+                done = read.map(|has_read| wrote || has_read);
             }
             writes += 1;
             match done {
-                Ok(()) => pause = 1,
+                Ok(true) => {
+                    pause = 1;
+                    self.loses_counts.store(false, Ordering::Relaxed);
+                }
+                // Nobody was asked, so nothing is known of the queue.
+                Ok(false) => {}
                 Err(error) => {
-                    if pause == 1 {
+                    // A worker and a receiver of one process count apart.
+                    if !self.loses_counts.swap(true, Ordering::Relaxed) {
                         tracing::warn!(
                             reason = Chain(&error).to_string(),
                             "counts cannot be kept in the queue; this is retried, and those of the last hour wait in memory"
@@ -108,10 +120,11 @@ impl Shared {
         }
     }
 
-    /// Writes the counts that have changed since the last call.
-    pub(super) async fn write_counts(&self, kept: &[Kept]) -> Result<(), StoreError> {
+    /// Writes the counts that have changed since the last call. Returns whether there were any.
+    pub(super) async fn write_counts(&self, kept: &[Kept]) -> Result<bool, StoreError> {
         // Several workers of one inbox may have the same observers.
         let mut written = self.written.lock().await;
+        let mut has_written = false;
         for tally in kept.iter().map(Kept::tally) {
             let after = written.entry(tally.process()).or_default();
             loop {
@@ -123,17 +136,20 @@ impl Shared {
                 let now = self.call_within(LIMIT, "note-counts", write).await?;
                 tally.set_time(now);
                 *after = last;
+                has_written = true;
             }
         }
-        Ok(())
+        Ok(has_written)
     }
 
-    /// Reads the failures of the last hour.
-    pub(super) async fn read_failures(&self, kept: &[Kept]) -> Result<(), StoreError> {
+    /// Reads the failures of the last hour. Returns whether a budget needs them.
+    pub(super) async fn read_failures(&self, kept: &[Kept]) -> Result<bool, StoreError> {
+        let mut has_read = false;
         for kept in kept {
             let Kept::Budget(budget) = kept else {
                 continue;
             };
+            has_read = true;
             let now = minute_of(budget.tally().now());
             let of = CountsOf {
                 series: vec![Series::Budget],
@@ -146,6 +162,6 @@ impl Shared {
             let counts = self.queue.count.counts(&of);
             budget.take(self.call_within(LIMIT, "counts", counts).await?);
         }
-        Ok(())
+        Ok(has_read)
     }
 }

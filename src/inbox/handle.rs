@@ -1,6 +1,7 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
@@ -49,6 +50,10 @@ pub(super) struct Shared {
     observers: OnceLock<Observers>,
     /// How far the counts of each process are written.
     pub(super) written: tokio::sync::Mutex<BTreeMap<i64, u64>>,
+    /// The bytes of bodies that wait for the queue.
+    pub(super) waiting: AtomicUsize,
+    /// Whether the last try to write counts has failed.
+    pub(super) loses_counts: AtomicBool,
     #[cfg(feature = "metrics")]
     pub(super) gauges: crate::telemetry::Gauges,
 }
@@ -125,6 +130,8 @@ impl Inbox {
                 routes: Mutex::default(),
                 observers: OnceLock::new(),
                 written: tokio::sync::Mutex::default(),
+                waiting: AtomicUsize::new(0),
+                loses_counts: AtomicBool::new(false),
                 #[cfg(feature = "metrics")]
                 gauges: crate::telemetry::Gauges::default(),
             }),

@@ -3,6 +3,7 @@
 use super::lane::LaneOf;
 use crate::execution::{Defaults, Given, Limits};
 use crate::route::RouteName;
+use crate::signature::MAX_BUFFERED;
 
 /// The settings of a route, which a builder has checked.
 #[derive(Clone)]
@@ -13,6 +14,8 @@ pub(crate) struct Route {
     pub(crate) lane_of: LaneOf,
     pub(crate) reject_changed_bodies: bool,
     pub(crate) replay_guard: bool,
+    /// The most bytes of bodies that may wait for the queue.
+    pub(crate) max_waiting: usize,
 }
 
 impl Default for Route {
@@ -24,6 +27,7 @@ impl Default for Route {
             lane_of: LaneOf::default(),
             reject_changed_bodies: false,
             replay_guard: false,
+            max_waiting: MAX_BUFFERED,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod challenge;
 mod description;
+mod expected;
 mod pointer;
 mod profiles;
 mod query;
@@ -202,13 +203,15 @@ impl Sender {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::EmptySecret`], or [`ConfigError::Sender`] when its challenges need none.
+    /// [`ConfigError::Sender`] when the token is empty, or its challenges need none.
     pub fn with_challenge_token(mut self, token: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
         if !self.described.needs_token() {
             return Err(self.is_wrong("its challenges have no token"));
         }
         if token.as_ref().is_empty() {
-            return Err(ConfigError::EmptySecret);
+            return Err(self.is_wrong(
+                "the token of its challenges is empty: set the one that is configured there",
+            ));
         }
         self.token = token_tag(token.as_ref());
         Ok(self)

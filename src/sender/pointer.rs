@@ -17,6 +17,7 @@ enum Found<'a> {
     /// Nothing, or `null`. Also if a step before is null, absent or of another type.
     Nothing,
     Text(Cow<'a, str>),
+    Number(String),
     /// This, which is neither a string nor an integer.
     Other(&'static str),
 }
@@ -101,6 +102,15 @@ const MOST_MISSES: u8 = 100;
 /// A value was found once, or the warning was written.
 const DONE: u8 = u8::MAX;
 
+/// As "`/type`, else `/kind`".
+impl fmt::Display for Pointers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = self.list.iter();
+        list.next().map_or(Ok(()), |first| write!(f, "`{first}`"))?;
+        list.try_for_each(|other| write!(f, ", else `{other}`"))
+    }
+}
+
 /// Whether both find the same.
 impl PartialEq for Pointers {
     fn eq(&self, other: &Self) -> bool {
@@ -128,6 +138,7 @@ impl Pointers {
         for pointer in &self.list {
             match pointer.find(json)? {
                 Found::Text(text) => return Ok(Some(text)),
+                Found::Number(number) => return Ok(Some(number.into())),
                 Found::Other(found) => other = other.or(Some((pointer, found))),
                 Found::Nothing => {}
             }
@@ -135,6 +146,15 @@ impl Pointers {
         match other {
             Some((pointer, found)) => Err(Unclear::Other(pointer.clone(), found)),
             None => Ok(None),
+        }
+    }
+
+    /// Returns the integer at the first of the pointers where anything stands, if it is one and no string.
+    pub(crate) fn find_number(&self, json: &[u8]) -> Option<String> {
+        let mut found = self.list.iter().map(|pointer| pointer.find(json));
+        match found.find(|it| !matches!(it, Ok(Found::Nothing)))?.ok()? {
+            Found::Number(number) => Some(number),
+            _ => None,
         }
     }
 
@@ -216,11 +236,11 @@ impl<'de> Visitor<'de> for At<'_> {
     }
 
     fn visit_u64<E: Error>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(self.scalar(Found::Text(number.to_string().into())))
+        Ok(self.scalar(Found::Number(number.to_string())))
     }
 
     fn visit_i64<E: Error>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(self.scalar(Found::Text(number.to_string().into())))
+        Ok(self.scalar(Found::Number(number.to_string())))
     }
 
     fn visit_f64<E: Error>(self, _: f64) -> Result<Self::Value, E> {

@@ -1,5 +1,6 @@
 //! What a sender signs, and what the head of a request claims.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 use std::{mem, slice};
@@ -260,12 +261,18 @@ pub enum SignatureError {
     /// The timestamp is missing, or not in the sender's form.
     Timestamp,
     /// The timestamp is too old, or too far ahead.
-    Stale,
+    Stale {
+        /// How old it is, in seconds. It is negative if the timestamp is ahead of this machine's clock.
+        age: i64,
+        /// The most that is accepted in this direction, in seconds.
+        most: i64,
+    },
     /// The value is wrong for every secret.
     Wrong,
 }
 
 impl SignatureError {
+    /// The same text for all values of a variant.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Missing => "the signature header is missing",
@@ -275,13 +282,22 @@ impl SignatureError {
             }
             Self::Incomplete => "a header that the sender signs is missing, empty or repeated",
             Self::Timestamp => "the timestamp is missing or not in the sender's form",
-            Self::Stale => "the timestamp is too old or too far ahead",
+            Self::Stale { .. } => "the timestamp is too old or too far ahead",
             Self::Wrong => "the signature is wrong for every secret",
         }
     }
 }
 
-display!(SignatureError, |it| it.as_str());
+messages! {
+    SignatureError {
+        // 3,000 years. Read as seconds, milliseconds of today are in the year 58,000.
+        Self::Stale { age: ..-100_000_000_000, .. } => "the timestamp is in milliseconds, and not in seconds";
+        Self::Stale { age: age @ ..0, most } => "the timestamp is {} s ahead of this machine's clock, and {most} s at most are \
+            accepted", age.unsigned_abs();
+        Self::Stale { age, most } => "the timestamp is {age} s old, and {most} s at most are accepted";
+        other => "{}", other.as_str();
+    }
+}
 
 impl std::error::Error for SignatureError {}
 
@@ -555,7 +571,11 @@ impl Timestamps {
         let At::Body(pointers) = &self.at else {
             return Ok(());
         };
-        let found = pointers.find(body).ok().flatten();
+        let found = match self.unit {
+            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
+            // A sender that writes numbers has not written a string of digits.
+            Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
+        };
         self.check(found.ok_or(SignatureError::Timestamp)?.as_bytes(), now)
     }
 
@@ -563,9 +583,16 @@ impl Timestamps {
         let time = self.unit.millis(text).ok_or(SignatureError::Timestamp)?;
         let now = millis(now);
         let limit = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
-        let is_fresh = now.saturating_sub(time) <= limit(self.past)
-            && time.saturating_sub(now) <= limit(self.ahead);
-        is_fresh.then_some(()).ok_or(SignatureError::Stale)
+        let age = now.saturating_sub(time);
+        let most = if age < 0 { self.ahead } else { self.past };
+        if age.saturating_abs() <= limit(most) {
+            return Ok(());
+        }
+        Err(SignatureError::Stale {
+            // Away from 0, so that 300.5 s do not seem to be within 300 s.
+            age: age.signum() * age.saturating_abs().saturating_add(999) / 1000,
+            most: limit(most) / 1000,
+        })
     }
 }
 

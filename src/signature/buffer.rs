@@ -31,6 +31,9 @@ const FRAME_COST: usize = 256;
 /// hold back their last byte, and genuine deliveries are smaller than this.
 const UNCOUNTED: usize = 64 * 1024;
 
+/// The default of the [`Budget`], in bytes.
+pub(crate) const MAX_BUFFERED: usize = 64 * 1024 * 1024;
+
 /// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Budget {

@@ -218,9 +218,9 @@ fn refuse<B>(
     let is_verified = refusal.is_of_verified_body();
     if is_verified && !config.authentication.is_unsigned() {
         // It takes a signed body, so a stranger cannot flood the log.
-        refusal.log(&row);
+        refusal.log_of((&config.sender, &headers));
     } else {
-        refusal.log_within(&config.throttle); // Anybody can cause it.
+        refusal.log_within(&config.throttle, (&config.sender, &headers)); // Anybody can cause it.
     }
     span.finish(row.name);
     headers.clear();

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use http::header::{
     CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+    TRANSFER_ENCODING,
 };
 
 use super::refusal::Refusal;
@@ -11,8 +12,24 @@ use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::sender::{Place, Sender};
 
-/// The length that the `Content-Length` header declares, if there is one.
+/// The length that the `Content-Length` header declares, if there is one. Refuses what a proxy may end elsewhere.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next() {
+        // Servers take off `chunked` alone, so another coding would be left in the body (RFC 9112, section 6.1).
+        let is_chunked = coding
+            .as_bytes()
+            .trim_ascii()
+            .eq_ignore_ascii_case(b"chunked");
+        if !is_chunked || codings.next().is_some() {
+            let reason = "its `Transfer-Encoding` is not `chunked` alone";
+            return Err(Refusal::malformed(reason));
+        }
+        if headers.contains_key(CONTENT_LENGTH) {
+            let reason = "it has both `Content-Length` and `Transfer-Encoding`";
+            return Err(Refusal::malformed(reason));
+        }
+    }
     let mut values = headers.get_all(CONTENT_LENGTH).iter();
     let Some(value) = values.next() else {
         return Ok(None);
@@ -52,7 +69,10 @@ pub(super) fn kind_and_key(
         }
     };
     let kind = kind.ok_or_else(|| {
-        Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
+        let place = scheme.kind.described();
+        Refusal::unreadable(format!(
+            "its event type is missing, or not 1 to 128 visible ASCII characters: expected in {place}"
+        ))
     })?;
     // The event header is not signed. Other senders' types may have a slash, as Shopify's.
     if sender.described().is_platform() && !kind.is_token() {
@@ -181,6 +201,34 @@ mod tests {
         ] {
             let found = key_header(&HeaderMap::new(), &sender);
             assert_eq!(found.map(HeaderName::as_str), key);
+        }
+    }
+
+    #[test]
+    fn a_length_beside_chunks_and_unknown_codings_are_refused() {
+        let declared = |pairs: &[(HeaderName, &'static str)]| {
+            let pairs = pairs.iter().cloned();
+            let headers = pairs.map(|(name, value)| (name, HeaderValue::from_static(value)));
+            let mut all = HeaderMap::new();
+            headers.for_each(|(name, value)| _ = all.append(name, value));
+            declared_length(&all)
+        };
+        for right in ["chunked", "Chunked", " chunked "] {
+            assert!(matches!(declared(&[(TRANSFER_ENCODING, right)]), Ok(None)));
+        }
+        for wrong in [
+            &[(TRANSFER_ENCODING, "gzip, chunked")][..],
+            &[(TRANSFER_ENCODING, "x-unknown, chunked")],
+            &[(TRANSFER_ENCODING, "chunked, chunked")],
+            &[(TRANSFER_ENCODING, "gzip"), (TRANSFER_ENCODING, "chunked")],
+            &[(TRANSFER_ENCODING, "")],
+            &[(CONTENT_LENGTH, "7"), (TRANSFER_ENCODING, "chunked")],
+        ] {
+            let refused = declared(wrong);
+            assert!(
+                matches!(refused, Err(Refusal::MalformedBody(_))),
+                "{wrong:?}"
+            );
         }
     }
 

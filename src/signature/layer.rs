@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use tower_layer::Layer;
 
-use super::buffer::{Bounds, Budget};
+use super::buffer::{Bounds, Budget, MAX_BUFFERED};
 use super::config::Config;
 use super::secret::Secrets;
 use super::service::Signature;
@@ -33,7 +33,7 @@ impl SignatureLayer {
 
     /// Verifies **nothing**: anybody who reaches the URL can make handlers run.
     ///
-    /// For a webhook without a secret in the partner portal, behind a proxy that authenticates the sender.
+    /// For a webhook without a secret at the sender, behind a proxy that authenticates the sender.
     pub fn dangerously_unsigned() -> Self {
         Self::with(Authentication::Unsigned)
     }
@@ -48,7 +48,7 @@ impl SignatureLayer {
                     max_body: 1024 * 1024,
                     timeout: Duration::from_secs(10),
                     // About 64 bodies of the largest size at a time.
-                    budget: Budget::new(64 * 1024 * 1024, SenderPolicy::default().retry_every),
+                    budget: Budget::new(MAX_BUFFERED, SenderPolicy::default().retry_every),
                 },
                 require_key: false,
                 kept: None,

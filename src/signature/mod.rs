@@ -40,6 +40,7 @@ mod service;
 mod sign;
 mod verify;
 
+pub(crate) use self::buffer::MAX_BUFFERED;
 pub use self::future::ResponseFuture;
 pub use self::layer::SignatureLayer;
 #[cfg(feature = "public-keys")]
@@ -62,18 +63,18 @@ mod tests {
         let text = |error: ConfigError| error.to_string();
         assert_eq!(
             text(Secret::new("").unwrap_err()),
-            "the secret is empty: set the secret that is configured in the partner portal"
+            "the secret is empty: set the one that is configured at the sender"
         );
         assert_eq!(
             text(Secrets::new([]).unwrap_err()),
-            "there is no secret: pass at least one that is configured in the partner portal"
+            "there is no secret: pass at least one that is configured at the sender"
         );
         let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
         assert!(missing.source().is_some());
         assert_eq!(
             text(missing),
-            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the secret \
-             that is configured in the partner portal"
+            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the one \
+             that is configured at the sender"
         );
         let unreadable = Secrets::from_file("/nonexistent/secrets").unwrap_err();
         assert!(unreadable.source().is_some());

@@ -5,12 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
-use http::header::{ALLOW, HeaderMap};
+use http::header::{ALLOW, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use http::{HeaderName, HeaderValue};
 
 use crate::answer::{Answer, Row, SharedError, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
-use crate::sender::SignatureError;
+use crate::sender::{Place, Sender, SignatureError};
 use crate::telemetry::Throttle;
 
 /// The reason why a request was refused, in the order of the checks. A signature header that cannot prove anything is
@@ -70,8 +70,8 @@ impl Refusal {
         self.row().name
     }
 
-    /// Logs the refusal, within `throttle`, which is for those that anybody can cause.
-    pub(super) fn log_within(&self, throttle: &Throttle) {
+    /// Logs the refusal of a request with this head, within `throttle`, which is for those that anybody can cause.
+    pub(super) fn log_within(&self, throttle: &Throttle, head: Head<'_>) {
         // A line that nobody reads needs no clock.
         if !tracing::enabled!(tracing::Level::WARN) {
             return;
@@ -84,11 +84,47 @@ impl Refusal {
         if let Some(left_out) = throttle.admit(reason) {
             tracing::warn!(
                 outcome = self.name(),
-                reason = Reason(self).to_string(),
+                reason = Reason(self, head).to_string(),
                 left_out = (left_out > 0).then_some(left_out),
                 "the delivery was refused"
             );
         }
+    }
+
+    /// Logs the refusal of a request with this head.
+    pub(super) fn log_of(&self, head: Head<'_>) {
+        log_refusal(self.name(), &Reason(self, head));
+    }
+
+    /// What was expected of the head and what came, for the log alone.
+    fn found(&self, (sender, headers): Head<'_>) -> Option<String> {
+        let scheme = sender.described().scheme(headers);
+        let key = scheme.key.first().unwrap_or(&Place::None);
+        // Only a value that can be no part of a payload is shown.
+        let came = |name: &HeaderName, is_shown: fn(&str) -> bool| {
+            let values: Vec<_> = headers.get_all(name).iter().collect();
+            match values[..] {
+                [] => format!("there is no `{name}`"),
+                [one] => match one.to_str().ok().filter(|it| is_shown(it)) {
+                    Some(value) => format!("`{name}` is `{value}`"),
+                    None => format!("`{name}` is another text of {} bytes", one.len()),
+                },
+                _ => format!("there are {} of `{name}`", values.len()),
+            }
+        };
+        Some(match (self, &scheme.kind, key) {
+            (Self::InvalidSignature(error), ..) => {
+                format!("expected {}", sender.described().expected(*error, headers)?)
+            }
+            (Self::UnsupportedMediaType, ..) if headers.contains_key(CONTENT_ENCODING) => {
+                came(&CONTENT_ENCODING, |it| CODINGS.contains(&it))
+            }
+            (Self::UnsupportedMediaType, ..) => came(&CONTENT_TYPE, is_media_type),
+            (Self::InvalidEventHeader, Place::Header(name), _) => came(name, |_| false),
+            (Self::ConflictingKeys, _, Place::Header(name)) => came(name, |_| false),
+            (Self::MissingKey, ..) => format!("expected in {}", key.described()),
+            _ => return None,
+        })
     }
 
     /// Whether the check that failed comes after the one of the signature.
@@ -140,10 +176,6 @@ impl Answer for Refusal {
         }
     }
 
-    fn log(&self, row: &Row) {
-        log_refusal(row.name, &Reason(self));
-    }
-
     fn constant(&self) -> Option<&'static SharedError> {
         match self {
             // A flood of forged deliveries ends here, so none of them allocates an error.
@@ -154,15 +186,32 @@ impl Answer for Refusal {
                 SignatureError::Wrong => &Self::InvalidSignature(SignatureError::Wrong),
                 SignatureError::Incomplete => &Self::InvalidSignature(SignatureError::Incomplete),
                 SignatureError::Timestamp => &Self::InvalidSignature(SignatureError::Timestamp),
-                SignatureError::Stale => &Self::InvalidSignature(SignatureError::Stale),
+                // It says how far the timestamp is off.
+                SignatureError::Stale { .. } => return None,
             }),
             _ => None,
         }
     }
 }
 
+const CODINGS: [&str; 5] = ["gzip", "br", "deflate", "zstd", "identity"];
+
+/// Whether a text is a media type such as `text/plain`, perhaps with parameters that are short.
+fn is_media_type(text: &str) -> bool {
+    let is_short = |it: &str| {
+        let is_of_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-+.".contains(&byte);
+        (1..=40).contains(&it.len()) && it.bytes().all(is_of_name)
+    };
+    let (media_type, parameters) = text.split_once(';').unwrap_or((text, ""));
+    let is_it = media_type.split_once('/');
+    parameters.len() <= 40 && is_it.is_some_and(|(of, it)| is_short(of) && is_short(it))
+}
+
+/// The head of a request, and whose it should be.
+pub(super) type Head<'a> = (&'a Sender, &'a HeaderMap);
+
 /// The reason as the log shows it: more than the sender may know.
-struct Reason<'a>(&'a Refusal);
+struct Reason<'a>(&'a Refusal, Head<'a>);
 
 impl fmt::Display for Reason<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -174,7 +223,11 @@ impl fmt::Display for Reason<'_> {
             }
             Refusal::InvalidSignature(error) => error.fmt(f),
             Refusal::InvalidChallenge(reason) => f.write_str(reason),
-            other => f.write_str(other.row().detail),
+            other => f.write_str(other.row().detail.trim_end_matches('.')),
+        }?;
+        match self.0.found(self.1) {
+            Some(found) => write!(f, ": {found}"),
+            None => Ok(()),
         }
     }
 }
@@ -235,11 +288,9 @@ mod tests {
 
     #[test]
     fn a_constant_refusal_is_equal_to_the_one_it_stands_for() {
-        use SignatureError::{Doubled, Incomplete, Malformed, Missing, Stale, Timestamp, Wrong};
+        use SignatureError::{Doubled, Incomplete, Malformed, Missing, Timestamp, Wrong};
 
-        for error in [
-            Missing, Doubled, Malformed, Incomplete, Timestamp, Stale, Wrong,
-        ] {
+        for error in [Missing, Doubled, Malformed, Incomplete, Timestamp, Wrong] {
             let constant = Refusal::InvalidSignature(error).constant().unwrap();
             let Some(Refusal::InvalidSignature(found)) = constant.downcast_ref() else {
                 panic!("{constant:?}");

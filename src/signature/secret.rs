@@ -6,6 +6,7 @@ use std::io::{self, ErrorKind};
 use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
+use std::vec;
 
 use arc_swap::ArcSwap;
 use base64::Engine as _;
@@ -21,12 +22,13 @@ use crate::config::{ConfigError, secret_variable};
 use crate::private::is_open_to_others;
 use crate::sender::SecretCoding;
 
-/// A secret that is set both in the partner portal and here
-/// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)).
+/// A secret that is set both at the sender, such as in the partner portal, and here
+/// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)). Use it for nothing else.
 ///
 /// Any non-empty sequence of characters is a secret, and the chat platform's bytes are used as they are: one that looks
 /// like hex is not decoded. Give a secret as the sender shows it, such as `whsec_…`: a [`Sender`](crate::Sender) knows
-/// whether to decode it. [Create it](crate::docs::production#secrets) at random: who guesses it can send any event.
+/// whether to decode it. If you choose it, take 20 random bytes in hex (`openssl rand -hex 20`): who guesses it can send
+/// any event. See [secrets](crate::docs::production#secrets).
 ///
 /// Only keyed states of hashes are kept. They, and the bytes given to [`new`](Self::new), are
 /// zeroed on drop, and `Debug` shows none of them. With the feature `public-keys`, a text that
@@ -119,15 +121,17 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Environment`] when the variable is not set or is not Unicode, and
-    /// [`ConfigError::EmptySecret`] when it is empty.
+    /// [`ConfigError::Environment`] when the variable is not set, empty, or not Unicode.
     pub fn from_env(name: &str) -> Result<Self, ConfigError> {
+        let wrong = |source| ConfigError::Environment {
+            name: name.to_owned(),
+            source,
+        };
         match secret_variable(name) {
+            // Of several variables, the error says which one is empty.
+            Ok(secret) if secret.is_empty() => Err(wrong(None)),
             Ok(secret) => Self::new(secret),
-            Err(source) => Err(ConfigError::Environment {
-                name: name.to_owned(),
-                source,
-            }),
+            Err(source) => Err(wrong(Some(source))),
         }
     }
 
@@ -250,7 +254,7 @@ partial_debug!(Secret, |it| label = it.label);
 
 /// A handle to the set of accepted secrets. Clones are cheap, and share the set.
 ///
-/// To rotate a secret, accept the new one beside the old, change the partner portal, and drop the old
+/// To rotate a secret, accept the new one beside the old, change it at the sender, and drop the old
 /// one. [`replace`](Self::replace) changes the set while deliveries are in flight:
 ///
 /// ```
@@ -294,7 +298,8 @@ impl Secrets {
         Self::new(Self::read(path.as_ref())?)
     }
 
-    /// Replaces the set. A body that is being received is verified with the new set.
+    /// Replaces the set, such as with that of a file that was [read](Self::from_file) again. A body that is being received is
+    /// verified with the new set.
     ///
     /// # Errors
     ///
@@ -302,15 +307,6 @@ impl Secrets {
     pub fn replace(&self, secrets: impl IntoIterator<Item = Secret>) -> Result<(), ConfigError> {
         self.0.store(Self::set(secrets)?);
         Ok(())
-    }
-
-    /// Reads the set from a file again, as [`from_file`](Self::from_file) does.
-    ///
-    /// # Errors
-    ///
-    /// As for [`from_file`](Self::from_file). The old set stays.
-    pub fn replace_from_file(&self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
-        self.replace(Self::read(path.as_ref())?)
     }
 
     /// Returns how the log names each secret: by its [label](Secret::with_label), or else by its index.
@@ -385,6 +381,16 @@ impl From<Secret> for Secrets {
     }
 }
 
+/// The secrets of the set, for [`Secrets::replace`].
+impl IntoIterator for Secrets {
+    type Item = Secret;
+    type IntoIter = vec::IntoIter<Secret>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.current().to_vec().into_iter()
+    }
+}
+
 impl fmt::Debug for Secrets {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_list().entries(self.current().iter()).finish()
@@ -444,7 +450,7 @@ mod tests {
         );
         assert!(matches!(
             Secret::from_env("NO_SUCH_VARIABLE"),
-            Err(ConfigError::Environment { name, .. }) if name == "NO_SUCH_VARIABLE"
+            Err(ConfigError::Environment { name, source: Some(_) }) if name == "NO_SUCH_VARIABLE"
         ));
     }
 
@@ -468,20 +474,21 @@ mod tests {
         let secrets = Secrets::from(Secret::new("old").unwrap());
         assert!(matches!(secrets.replace([]), Err(ConfigError::NoSecrets)));
 
+        let replace = |path: &Path| secrets.replace(Secrets::from_file(path)?);
         let nowhere = Path::new("/nonexistent/secrets");
         assert!(matches!(
-            secrets.replace_from_file(nowhere),
+            replace(nowhere),
             Err(ConfigError::SecretFile { path, .. }) if path == nowhere
         ));
-        let replaced = secrets.replace_from_file(file(b"\n\r\n\n").path());
+        let replaced = replace(file(b"\n\r\n\n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
-        let replaced = secrets.replace_from_file(file(b"one\n   \n").path());
+        let replaced = replace(file(b"one\n   \n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
-        let replaced = secrets.replace_from_file(file(b"one\n\xff\n").path());
+        let replaced = replace(file(b"one\n\xff\n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
         assert!(accepts(&secrets, "old"));
 
-        secrets.replace_from_file(file(b"new\n").path()).unwrap();
+        replace(file(b"new\n").path()).unwrap();
         assert_eq!(
             (accepts(&secrets, "old"), accepts(&secrets, "new")),
             (false, true)

@@ -13,6 +13,9 @@ impl Sender {
     /// stand in a header, the present time, and the signature. For a token, that is the secret's own text, which only
     /// you have: add the header yourself.
     ///
+    /// If this sender has event type or key in the body, those of `delivery` are not used: the body must have them, where the
+    /// [table of senders](crate::docs::senders) says. Without its type, a delivery is answered with 400.
+    ///
     /// A sender with a public key signs with its private key, which is the secret here: base64 after `whsk_`, or PKCS#8 in
     /// base64 without armour.
     ///

@@ -53,13 +53,21 @@ struct Dead {
     reason: String,
 }
 
+fn random() -> u128 {
+    let mut bytes = [0; 16];
+    if getrandom::fill(&mut bytes).is_err() {
+        fastrand::fill(&mut bytes);
+    }
+    u128::from_ne_bytes(bytes)
+}
+
 /// The event as the file gets it, and the line that the file adds to its headers. Its key is known there until the event is
 /// forwarded.
 pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_json::Error> {
     // A delivery without a key is stored once, too, if its acceptance is tried again.
     let key = *event
         .key
-        .get_or_insert_with(|| EventKey::of_digests(fastrand::u128(..), 0));
+        .get_or_insert_with(|| EventKey::of_digests(random(), 0));
     let rest = Rest {
         route: event.delivery.route().to_string(),
         key: Digests::of(&key),

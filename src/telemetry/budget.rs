@@ -355,7 +355,7 @@ impl Spent {
         match (&self.kind, crossed) {
             (Some(_), Threshold::All) => format!(
                 "{of}: the failure budget is exceeded, so the sender has probably disabled the webhook: fix the cause, \
-                 and then enable the webhook at the sender, such as in the partner portal"
+                 and then enable the webhook at the sender"
             ),
             (Some(_), _) => format!(
                 "{of}: {share} of the failure budget is spent; the sender disables the webhook when it is exceeded"

@@ -29,7 +29,7 @@ const LONGEST: usize = 100;
 impl Asked {
     pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
         Self {
-            peer: extensions.get().copied(),
+            peer: peer(extensions),
             forwarded_for: headers.get(FORWARDED_FOR).cloned(),
             request_id: headers.get(REQUEST_ID).cloned(),
             // A verified delivery knows its key and the size of its body.
@@ -73,6 +73,17 @@ impl Asked {
             key,
         }
     }
+}
+
+/// The address of the connection: put there by an application, or by axum's server if it is asked to.
+fn peer(extensions: &Extensions) -> Option<SocketAddr> {
+    let peer = extensions.get().copied();
+    #[cfg(feature = "axum")]
+    let peer = peer.or_else(|| {
+        let info = extensions.get::<axum::extract::ConnectInfo<SocketAddr>>();
+        Some(info?.0)
+    });
+    peer
 }
 
 fn text(value: Option<&HeaderValue>) -> String {

@@ -158,8 +158,8 @@ impl Silence {
         if is_silent {
             tracing::error!(
                 %route, sender, %kind, ?quiet_for, ?expected_within,
-                "no event of {of} was delivered for longer than expected: check at the sender, such as in the \
-                 partner portal, that its webhook is active"
+                "no event of {of} was delivered for longer than expected: check at the sender that its \
+                 webhook is active"
             );
         } else {
             tracing::info!(%route, sender, %kind, "events of {of} are delivered again");

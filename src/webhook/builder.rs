@@ -26,7 +26,7 @@ use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
-use crate::signature::{Secrets, Signature, SignatureLayer};
+use crate::signature::{MAX_BUFFERED, Secrets, Signature, SignatureLayer};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -229,7 +229,8 @@ impl<T> Webhooks<T> {
     /// body is given up for another, and answered with 503
     /// ([`Refusal::Overloaded`](crate::signature::Refusal::Overloaded)): the one with the most memory, multiplied by the
     /// time since its last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their
-    /// tasks have run.
+    /// tasks have run. Bodies of an inbox that wait for its queue may take as much, too: beyond that, deliveries are answered with
+    /// 503 (`store-unavailable`).
     ///
     /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
     /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
@@ -621,6 +622,8 @@ impl Settings {
             lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
             reject_changed_bodies: self.rules.reject_changed_bodies,
             replay_guard: self.replay_guard(),
+            max_waiting: (self.signature.as_ref())
+                .map_or(MAX_BUFFERED, |it| it.config.bounds.budget.limit),
         })
     }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
 use axum::Router;
+use axum::extract::ConnectInfo;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
@@ -61,6 +62,19 @@ fn minute(page: &str, reason: &str) -> String {
     let (before, _) = page.rsplit_once(reason).unwrap();
     let (_, time) = before.rsplit_once("datetime=\"").unwrap();
     time[..16].to_owned()
+}
+
+/// As axum's server does with `into_make_service_with_connect_info`.
+#[tokio::test(start_paused = true)]
+async fn the_address_of_axums_server_is_that_of_a_refusal() {
+    let desk = Desk::new();
+    let mut forged = event("a", 1).with(SIGNATURE, "0".repeat(64));
+    let peer: SocketAddr = "192.0.2.7:4711".parse().unwrap();
+    forged.extensions_mut().insert(ConnectInfo(peer));
+    desk.refuse(forged, 1).await;
+    sleep(2 * SECOND).await;
+    let page = get(&desk.console(), "/refusals").await;
+    page.is(200).shows(">192.0.2.7</td>");
 }
 
 #[tokio::test(start_paused = true)]

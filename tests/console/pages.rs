@@ -242,9 +242,10 @@ async fn buttons_and_lane_are_updated_with_the_state() {
 #[tokio::test(start_paused = true)]
 async fn links_lead_to_where_the_console_is_mounted() {
     let console = Console::new().inbox(four_events().await).router();
-    let app = Router::new().nest("/ops/webhooks", console);
+    let app = Router::new().nest_service("/ops/webhooks", console);
     for path in [
         "/ops/webhooks",
+        "/ops/webhooks/",
         "/ops/webhooks/events",
         "/ops/webhooks/events/3",
         "/ops/webhooks/lanes",
@@ -273,6 +274,18 @@ async fn links_lead_to_where_the_console_is_mounted() {
         paused.location.as_deref(),
         Some("/ops/webhooks?did=pause%3A")
     );
+    // Whoever writes such a URL has done nothing.
+    for path in [
+        "?did=resume%3A",
+        "?did=pause%3Achat-rated",
+        "/events/1?did=redrive%3A1",
+    ] {
+        let page = get(&app, &format!("/ops/webhooks{path}")).await;
+        page.is(200)
+            .hides(" was resumed")
+            .hides(" was paused")
+            .hides(" was redriven");
+    }
     get(&app, "/ops/webhooks?did=pause%3A")
         .await
         .is(200)
@@ -345,7 +358,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .await
         .is(200)
         .shows("120 of 500 failures in an hour")
-        .shows("the platform disables the webhook in")
+        .shows("the sender disables the webhook in")
         .shows("100 requests were not verified")
         .shows("<li><b>120</b> failed</li><li><b>100</b> invalid-signature</li>")
         .shows("the CRM is down")
@@ -522,7 +535,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     for (path, shows) in [
         ("/", "10 other kinds are not shown"),
         ("/", "fail in many chats"),
-        ("/", "the platform disables the webhook in"),
+        ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),
         ("/", "one was expected within"),
         ("/events", "/chat?id=%22"),

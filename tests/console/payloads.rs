@@ -107,7 +107,7 @@ async fn searches_on(inbox: Inbox) {
         assert_ne!(next, path);
         path = next;
     };
-    found.shows(r#"href="/events/1""#);
+    found.shows(r#"href="/events/1""#).shows("all was searched");
     assert_eq!(
         found.text.matches(r#"name="id""#).count(),
         2,

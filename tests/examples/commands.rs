@@ -262,6 +262,23 @@ fn command_may_leave_a_job_in_the_background() {
 }
 
 #[test]
+fn jobs_in_the_background_keep_a_bounded_number_of_descriptors() {
+    let receiver = Server::receiver(&["--secret", "s", "--exec", "sleep 30 & exit 0"]);
+    let descriptors = || {
+        let pid = receiver.program.child.id();
+        fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count()
+    };
+    let before = descriptors();
+    let sent = receiver.send("s", &["--count", "100"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let more = descriptors() - before;
+    // Also those of connections that are kept.
+    assert!((64..90).contains(&more), "{more}");
+    let err = receiver.err();
+    assert!(err.contains("as 64 others do"), "{err}");
+}
+
+#[test]
 fn killed_receiver_takes_its_commands_with_it() {
     let lingering = Lingering::new();
     let command = lingering.command();

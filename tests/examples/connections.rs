@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde_json::Value;
 use tower_webhook::Secret;
 
 use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
@@ -443,6 +444,25 @@ fn forgeries_do_not_flood_the_log() {
         let ends = ends.count();
         // One in a second, on a machine of any speed.
         assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
+    }
+}
+
+#[test]
+fn each_line_of_a_log_of_json_is_json() {
+    let any = "127.0.0.1:0";
+    let args = ["--log-format", "json", "--console", any, "--metrics", any];
+    // Without a secret, it prints the command that sends a first event.
+    let receiver = Server::receiver(&args);
+    let log = until("the command", || {
+        let log = receiver.err();
+        (log.contains("send --url") && log.ends_with('\n')).then_some(log)
+    });
+    for said in ["console on http", "metrics on http", "listening on http"] {
+        assert!(log.contains(said), "{said}: {log}");
+    }
+    for line in log.lines() {
+        let line: Value = serde_json::from_str(line).expect(line);
+        assert!(line["fields"]["message"].is_string(), "{line}");
     }
 }
 

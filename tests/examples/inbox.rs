@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
+use nix::unistd::{User, getuid};
 use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -889,8 +890,21 @@ fn a_person_is_forgotten_by_a_command() {
         "{again:?}"
     );
     let none = inbox(&url, &["forget", "nobody", "--yes"]);
-    assert_eq!(none.code, 0, "{none:?}");
+    assert_eq!(none.code, 1, "{none:?}");
     assert!(none.err.contains("no event of this chat"), "{none:?}");
+
+    // As a timer of systemd runs it.
+    let mut unnamed = example("receiver");
+    unnamed.args(["inbox", "--inbox", &url, "forget", "bob", "--yes"]);
+    for name in ["SUDO_USER", "USER", "LOGNAME"] {
+        unnamed.env_remove(name);
+    }
+    let unnamed = Program::start(&mut unnamed).finish();
+    let user = User::from_uid(getuid()).unwrap().unwrap().name;
+    assert!(
+        unnamed.err.contains(&format!(" by {user}: ")),
+        "{unnamed:?}"
+    );
 }
 
 #[test]

@@ -98,9 +98,14 @@ fn invalid_flags_are_explained() {
         assert_eq!(ended.out, "", "{command:?}");
     }
 
-    let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
-    assert_eq!(empty.code, 2, "{empty:?}");
-    assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+    for args in [&[][..], &["--exec", "true"]] {
+        let mut empty = example("receiver");
+        empty.args(args).env("WEBHOOK_SECRET", "");
+        let empty = Program::start(&mut empty).finish();
+        assert_eq!(empty.code, 2, "{empty:?}");
+        let reason = "the environment variable `WEBHOOK_SECRET` is empty";
+        assert!(empty.err.contains(reason), "{empty:?}");
+    }
 
     let mut unsigned = example("receiver");
     unsigned

@@ -529,7 +529,7 @@ const WRONG: &[(&str, &[&str])] = &[
     ),
     (
         r#"{"routes":[{"path":"/a","store":"mysql://hush@x"}]}"#,
-        &["`store`: a store is `memory`"],
+        &["`store`: `mysql:` is none: a store is `memory`"],
     ),
     (
         r#"{"routes":[{"path":"/a","exec":" "}]}"#,

@@ -1,19 +1,24 @@
 //! Counts of observers: over processes, across restarts, and when they cannot be written.
 
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::Inbox;
 use tower_webhook::inbox::internal;
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 use tower_webhook::telemetry::{FailureBudget, Recent};
 use tower_webhook::{EventKind, EventType, Running, Sender, Webhooks};
+use tracing::Level;
 
-use support::SECOND;
 use support::delivery::{RequestExt, delivery_of, secret, send};
 use support::inbox::{NotingCrm, accepting, event};
-use support::queue::Calls;
+use support::log::Log;
+use support::queue::{Calls, FaultyQueue};
 use support::scratch::Scratch;
+use support::{MINUTE, SECOND};
 
 const KIND: EventKind = EventKind::CHAT_RATED;
 
@@ -79,6 +84,30 @@ impl Receiver {
         let counts: Vec<Count> = internal::queue(&self.inbox).counts(&of).await.unwrap();
         counts.iter().map(|count| count.number).sum()
     }
+}
+
+/// A process that has nothing to write learns from its readings alone that the queue is away.
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_one_line_in_the_log_of_each_process() {
+    let log = Log::capture(Level::WARN);
+    let queue = FaultyQueue::new(MemoryQueue::new());
+    let faults = Arc::clone(&queue.faults);
+    let (webhooks, running) = Webhooks::new(secret())
+        .observer(FailureBudget::default())
+        .inbox(Inbox::new(queue.shared()))
+        .start(NotingCrm::default().router())
+        .unwrap();
+    for outage in 1..=2 {
+        sleep(MINUTE).await;
+        faults.is_down.store(true, Ordering::SeqCst);
+        sleep(10 * MINUTE).await;
+        assert_eq!(log.count(Level::WARN, "counts cannot be kept"), outage);
+        faults.is_down.store(false, Ordering::SeqCst);
+        // Within the longest pause.
+        sleep(MINUTE).await;
+    }
+    drop(webhooks);
+    running.drain(SECOND).await.unwrap();
 }
 
 #[tokio::test]

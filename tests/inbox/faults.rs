@@ -1,6 +1,6 @@
 //! Queues that panic or lose calls, and limits without an end; in paused time.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 use tower_webhook::Webhooks;
 use tower_webhook::inbox::internal::{
-    Claims, EventLease, Settled, Settlement, Share, Take, observe,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Share, Take, observe,
 };
 use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState, Inbox, Queue, Retry};
 use tower_webhook::memory::MemoryQueue;
@@ -19,7 +19,7 @@ use tracing::Level;
 
 #[cfg(feature = "postgres")]
 use support::database::Database;
-use support::delivery::{secret, send};
+use support::delivery::{delivery, secret, send};
 use support::eventually;
 use support::inbox::{NotingCrm, Works, accepting, event, states, webhooks, within_a_month};
 use support::lock;
@@ -166,6 +166,62 @@ async fn a_worker_that_can_claim_nothing_says_so() {
     sleep(10 * SECOND).await;
     assert!(inbox.can_claim());
     worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_wait_for_a_hung_queue_are_bounded() {
+    let queue = HungQueue::default();
+    let inbox = Inbox::new(queue.clone().shared());
+    let settings = Webhooks::new(secret()).max_buffered(10_000);
+    let webhooks = accepting(&inbox, settings);
+    let body = |chat: usize| format!(r#"{{"id":"{chat}","a":"{}"}}"#, "x".repeat(3_900));
+    let mut asked = 0;
+    for chat in 0..20 {
+        let answered = send(&webhooks, delivery(body(chat))).await;
+        assert_eq!(answered.status, 503);
+        asked = queue.asked.load(Ordering::SeqCst);
+    }
+    assert_eq!(asked, 2);
+    // A lease later, nobody waits any more.
+    sleep(MINUTE).await;
+    send(&webhooks, delivery(body(20))).await;
+    assert_eq!(queue.asked.load(Ordering::SeqCst), 3);
+}
+
+/// Acceptances that never end.
+#[derive(Clone, Default)]
+struct HungQueue {
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Calls for HungQueue {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(MemoryQueue::new().into())
+    }
+
+    async fn accept(&self, _: NewEvent, _: Option<&Take>) -> Result<Accepted, StoreError> {
+        self.asked.fetch_add(1, Ordering::SeqCst);
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_that_is_a_dead_letter_from_the_start_is_a_line_in_the_log() {
+    let log = Log::capture(Level::ERROR);
+    let inbox = Inbox::new(MemoryQueue::new());
+    let webhooks = webhooks(&inbox);
+    for (number, body) in ["[]", "no JSON", r#"{"id":"#].into_iter().enumerate() {
+        send(&webhooks, delivery(body)).await.assert_ok();
+        let events = log.events();
+        assert_eq!(events.len(), number + 1, "{events:?}");
+        let message = "the event is a dead letter from the start";
+        assert_eq!(log.count(Level::ERROR, message), number + 1);
+        assert!(
+            events[number]["reason"].starts_with("the body"),
+            "{events:?}"
+        );
+    }
 }
 
 #[tokio::test(start_paused = true)]

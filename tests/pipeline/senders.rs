@@ -338,17 +338,26 @@ fn deliveries_are_signed_as_their_makers_do() {
 fn a_timestamp_that_is_missing_is_named() {
     let secrets = Secrets::from(Secret::new("secret").unwrap());
     let tag = "0".repeat(64);
+    let now = 1_790_000_000_i64;
+    let clock = move || SystemTime::UNIX_EPOCH + Duration::from_secs(now.cast_unsigned());
+    let sender = Sender::stripe().with_clock(clock);
     for (signature, reason) in [
         (format!("v1={tag}"), SignatureError::Timestamp),
         (format!("t=,v1={tag}"), SignatureError::Timestamp),
         (format!("t=now,v1={tag}"), SignatureError::Timestamp),
-        (format!("t=1,v1={tag}"), SignatureError::Stale),
+        (
+            format!("t=1,v1={tag}"),
+            SignatureError::Stale {
+                age: now - 1,
+                most: 300,
+            },
+        ),
         (format!("t=1,t=2,v1={tag}"), SignatureError::Doubled),
         ("t=1".to_owned(), SignatureError::Malformed),
     ] {
         let name = HeaderName::from_static("stripe-signature");
         let headers = HeaderMap::from_iter([(name, signature.parse().unwrap())]);
-        let refused = Sender::stripe().verify(&secrets, &headers, b"{}");
+        let refused = sender.verify(&secrets, &headers, b"{}");
         assert_eq!(refused, Err(reason), "{signature}");
     }
 }

@@ -320,7 +320,7 @@ async fn decode_error_of_a_handler_does_not_log_the_payload() {
     send(&service, delivery(MARKED).key("a")).await;
 
     let text = log.text();
-    let reason = "the payload's type does not accept the body: line 1, column 29";
+    let reason = "the payload's type does not accept what stands at `/to`: line 1, column 29";
     assert_eq!(log.events()[0]["reason"], reason);
     assert!(!text.contains(MARKER), "{text}");
 
@@ -328,6 +328,67 @@ async fn decode_error_of_a_handler_does_not_log_the_payload() {
     let raw = RawDelivery::new(EventKind::CHAT_RATED, MARKED);
     let error = raw.decode::<Mine>().unwrap_err();
     assert!(error.json_error().unwrap().to_string().contains(MARKER));
+}
+
+#[test]
+fn a_field_that_does_not_decode_or_is_missing_is_named() {
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code, reason = "only decoded")]
+    struct Paid {
+        data: Invoice,
+    }
+    #[derive(Debug, serde::Deserialize)]
+    #[allow(dead_code, reason = "only decoded")]
+    struct Invoice {
+        amount: u64,
+        customer: String,
+    }
+    for (body, reason) in [
+        (
+            r#"{"data":{"amount":"12 EUR"}}"#,
+            "the payload's type does not accept what stands at `/data/amount`: line 1, column 26",
+        ),
+        (
+            r#"{"data":{"amount":12}}"#,
+            "the payload's type does not accept a body without `/data/customer`: line 1, column 21",
+        ),
+        (
+            r#"{"date":{"amount":12}}"#,
+            "the payload's type does not accept a body without `/data`: line 1, column 22",
+        ),
+        // Before it is decoded, it is repaired.
+        (
+            r#"{"note":"\ud83d","data":{"amount":"12 EUR"}}"#,
+            "the payload's type does not accept what stands at `/data/amount`: line 1, column 42",
+        ),
+        (r#"{"data":}"#, "the body is not JSON: line 1, column 9"),
+    ] {
+        let raw = RawDelivery::new(EventKind::CHAT_RATED, body);
+        let error = raw.decode::<Paid>().unwrap_err();
+        assert_eq!(error.to_string(), reason, "{:?}", error.json_error());
+    }
+}
+
+#[tokio::test]
+async fn a_handler_that_blocks_its_thread_beyond_its_limit_is_a_line_in_the_log() {
+    let log = Log::capture(Level::WARN);
+    let blocks = |time| {
+        let router = EventRouter::new().fallback(move |_: RawDelivery| async move {
+            std::thread::sleep(time);
+            Ok(())
+        });
+        let webhooks = Webhooks::new(secret()).handler_timeout(SECOND / 5);
+        webhooks.layer(router)
+    };
+    send(&blocks(SECOND / 100), delivery(MARKED))
+        .await
+        .assert_ok();
+    assert_eq!(log.events().len(), 0);
+    send(&blocks(SECOND / 2), delivery(MARKED))
+        .await
+        .assert_ok();
+    assert_eq!(log.count(Level::WARN, "has blocked its thread"), 1);
+    assert_eq!(log.events()[0]["limit"], "200ms");
 }
 
 #[tokio::test(start_paused = true)]
@@ -396,7 +457,10 @@ async fn reason_of_a_failure_is_logged() {
         .request(|it| it.without(SIGNATURE))
         .run(&log)
         .await;
-    assert_eq!(log.events()[0]["reason"], "the signature header is missing");
+    assert_eq!(
+        log.events()[0]["reason"],
+        "the signature header is missing: expected `x-service-hmac-sha256`"
+    );
     setup(&[]).layer(|it| it.max_body(9)).run(&log).await;
     assert_eq!(log.events()[0]["reason"], "more than 9 bytes");
     setup(&[]).body(br#"{"id":7}"#).run(&log).await;

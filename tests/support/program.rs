@@ -131,7 +131,7 @@ impl Program {
             let ended = self.child.try_wait().unwrap();
             assert_eq!(ended, None, "{err}");
             let (_, url) = err.split_once("listening on ")?;
-            let (url, _) = url.split_once([',', '\n'])?;
+            let (url, _) = url.split_once([',', '\n', '"'])?;
             Some(url.to_owned())
         })
     }

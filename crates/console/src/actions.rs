@@ -60,8 +60,8 @@ pub(super) async fn change(
     let by = by(&view, &headers, &shown.reason);
     match make(&view.console, by, action, id, from).await? {
         Change::Made => {
-            let did = Did::Changed(action, vec![id]).at(&format!("/events/{id}"));
-            Ok(Redirect::to(&view.url(did)))
+            let did = Did::Changed(action, vec![id]);
+            Ok(after(&view, &did, &format!("/events/{id}")))
         }
         change => Err(refused(id, change)),
     }
@@ -178,7 +178,7 @@ pub(super) async fn change_selected(
     let list = format!("/events?{query}");
     let by = by(&view, &headers, &reason);
     let problem = match change_each(&view.console, by, &action, &ids).await {
-        Ok(did) => return Ok(Redirect::to(&view.url(did.at(&list))).into_response()),
+        Ok(did) => return Ok(after(&view, &did, &list).into_response()),
         Err(problem) => problem,
     };
     // The list stays, and what is selected in it.
@@ -415,7 +415,13 @@ async fn set_paused(
         set
     })
     .await?;
-    Ok(Redirect::to(&view.url(did.at("/"))))
+    Ok(after(&view, &did, "/"))
+}
+
+/// Shows a page after a change, with what it did.
+fn after(view: &View, did: &Did, path: &str) -> Redirect {
+    view.console.done.note(did);
+    Redirect::to(&view.url(did.at(path)))
 }
 
 /// Ends the note on a handler whose worker is not coming back.

@@ -41,9 +41,12 @@ pub(super) async fn guard(
     let mut view = View {
         console,
         base: base.trim_end_matches('/').to_owned(),
-        did: original.query().and_then(Did::of_query),
+        did: None,
         counted: None,
     };
+    let did = original.query().and_then(Did::of_query);
+    // Anybody can write a URL.
+    view.did = did.filter(|did| view.console.done.has(did));
     // The checks come first, so that a request of another site does not reach the queue.
     if !is_known_host(&view.console, &request) {
         let reason = "The console is not reachable under this host name.";

@@ -28,7 +28,7 @@ async function refresh() {
     const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" }, signal });
     if (!answer.ok) return old(`The answer was ${answer.status}.`);
     const page = await parse(answer);
-    if (!page.getElementById("clock")) return old("The answer was another page, perhaps to log in: reload this one.");
+    if (!page.getElementById("clock")) return old("Another page came, perhaps to log in: reload this one.");
     seen = performance.now();
     stale.remove();
     const selected = getSelection();
@@ -59,7 +59,7 @@ async function search() {
   if (!on || pause.checked || rows?.rows[39]) return;
   if (document.hidden) return setTimeout(search, 1000);
   const found = (await parse(await fetch(on.href))).getElementById("found");
-  if (!found) return;
+  if (!found) return on.append(" (it has stopped)");
   rows?.append(...found.querySelectorAll("#rows tbody tr"));
   if (rows) rest.replaceWith(found.querySelector("#rest"));
   else document.getElementById("found").replaceWith(found);

@@ -1,14 +1,17 @@
 //! What requests name: the inbox, an event, an action, and the filter of a list.
 
+use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Deserializer};
 use tower_webhook::inbox::{
-    Action as Done, EventId, EventState, Filter, Inbox, Page, Scope, Seen, escaped, unescaped,
+    Action as Recorded, EventId, EventState, Filter, Inbox, Page, Scope, Seen, escaped, unescaped,
 };
 use tower_webhook::{EventKind, RouteName};
 
 use super::bulk::Action;
+use super::lock;
 use super::page::clamped;
 use super::problem::Problem;
 use super::reading::{SEARCH, read};
@@ -24,7 +27,7 @@ pub(super) fn inbox(console: &Console) -> Result<&Inbox, Problem> {
 }
 
 /// Finds a change of all that match.
-pub(super) async fn find_bulk(console: &Console, number: i64) -> Result<Done, Problem> {
+pub(super) async fn find_bulk(console: &Console, number: i64) -> Result<Recorded, Problem> {
     let found = read(inbox(console)?.action(number)).await?;
     let unknown = "There is no such change of all that match. They are kept for 90 days.";
     found
@@ -302,12 +305,33 @@ fn joined(names: &[impl ToString]) -> String {
 }
 
 /// What an action did, for the page after it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Did {
     Changed(Action, Vec<EventId>),
     Paused(Scope),
     Resumed(Scope),
     Retired(Scope),
+}
+
+/// What the last actions of this process did.
+#[derive(Default)]
+pub(super) struct Done(Mutex<VecDeque<Did>>);
+
+/// How many actions are remembered: more than operators see the page after at the same time.
+const MOST_DONE: usize = 64;
+
+impl Done {
+    pub(super) fn note(&self, did: &Did) {
+        let mut done = lock(&self.0);
+        done.push_back(did.clone());
+        if done.len() > MOST_DONE {
+            done.pop_front();
+        }
+    }
+
+    pub(super) fn has(&self, did: &Did) -> bool {
+        lock(&self.0).contains(did)
+    }
 }
 
 impl Did {

@@ -37,7 +37,7 @@ use super::request::{ROWS, Search, action, find_bulk, id, inbox, read_line, text
 use super::settings::Console;
 
 impl Console {
-    /// Returns the pages.
+    /// Returns the pages. Mount them with [`Router::nest_service`]: with `nest`, a path such as `/console/` is answered with 404.
     pub fn router(self) -> Router {
         let mut pages = Router::new()
             .route("/", get(overview))
@@ -299,7 +299,8 @@ async fn chat(
             "There is no event of the chat `{chat}`."
         )));
     }
-    Ok(page::chat(&view, chat, &listed.events, more))
+    let has_first = page.after.is_some();
+    Ok(page::chat(&view, chat, &listed.events, more, has_first))
 }
 
 /// Shows the event with a number, and those of a key and a chat.
@@ -565,6 +566,20 @@ mod tests {
         assert!(list.contains("event 7 was reached"), "{list}");
         let on = r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Continue search</a>"#;
         assert!(list.contains(on), "{list}");
+    }
+
+    /// Not in paused time, in which a search for gaps has no end.
+    #[tokio::test]
+    async fn each_search_can_go_on_by_itself() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        for path in ["/events?error=refused", "/gaps"] {
+            let page = get(app.clone(), path).await;
+            let (_, found) = page.split_once("id=\"found\"").expect(path);
+            assert!(found.contains("event 7 was reached"), "{path}: {page}");
+            assert!(found.contains("data-search"), "{path}: {page}");
+            // Its rows would be replaced by those of the first step.
+            assert!(!found.contains("data-live"), "{path}: {page}");
+        }
     }
 
     #[tokio::test(start_paused = true)]

@@ -10,6 +10,7 @@ use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 
 use super::bulk::Turns;
 use super::counts::Counts;
+use super::request::Done;
 
 /// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
 ///
@@ -29,6 +30,7 @@ pub struct Console {
     pub(super) actor: Option<HeaderName>,
     pub(super) hosts: Option<Vec<String>>,
     pub(super) turns: Turns,
+    pub(super) done: Done,
 }
 
 impl Console {

@@ -20,7 +20,7 @@ pub(crate) struct Limits {
     pub(crate) head: Duration,
     /// How long the body may take, where nothing else limits it.
     pub(crate) body: Duration,
-    /// How long a connection may wait for its next request, and how long it may take to read a response.
+    /// How long a connection may wait for its next request, and for how long it may read nothing of a response.
     pub(crate) idle: Duration,
 }
 
@@ -104,7 +104,7 @@ pub(crate) enum Phase {
     Body(Instant),
     /// It waits for a response.
     Busy,
-    /// It reads a response.
+    /// It reads a response, since this part of it.
     Answered(Instant),
     /// It may send another request.
     Idle(Instant),
@@ -189,6 +189,14 @@ impl Activity {
             let now = Instant::now();
             state.phase = Phase::Head(now);
             state.unproved.get_or_insert(now);
+        }
+    }
+
+    /// Bytes of a response were sent. A limit on all of them would cut a long one, however fast it is read.
+    pub(crate) fn wrote(&self) {
+        let mut state = lock(&self.state);
+        if let Phase::Answered(since) = &mut state.phase {
+            *since = Instant::now();
         }
     }
 

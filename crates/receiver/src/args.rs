@@ -61,7 +61,7 @@ pub(crate) struct Listening {
 
 #[derive(Args)]
 pub(crate) struct Secrets {
-    /// The secret that is set in the partner portal; repeat it to accept several
+    /// The secret that is set at the sender, and used for nothing else; repeat it to accept several
     ///
     /// Every user of this machine can read it in the list of processes. Prefer the environment variable
     /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
@@ -83,7 +83,7 @@ pub(crate) struct Secrets {
 
     /// Verify nothing: anybody who reaches the address can make events up
     ///
-    /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
+    /// For webhooks without a secret, behind a proxy that authenticates the sender.
     #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
     pub(crate) dangerously_unsigned: bool,
 

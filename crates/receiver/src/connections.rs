@@ -290,3 +290,65 @@ async fn drop_rest(mut stream: TcpStream) {
     };
     let _ = timeout(REST_TIMEOUT, rest).await;
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::{Body, Bytes};
+    use axum::routing::get;
+    use futures_util::{StreamExt, stream};
+    use tokio::io::AsyncWriteExt;
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_millis(500);
+
+    /// Asks for a response of so many parts, each after a while.
+    async fn ask(parts: usize, part: Bytes, every: Duration) -> TcpStream {
+        let body = move || {
+            let part = part.clone();
+            let parts = stream::repeat(part).take(parts);
+            Body::from_stream(parts.then(move |part| async move {
+                sleep(every).await;
+                Ok::<_, Infallible>(part)
+            }))
+        };
+        let app = Router::new().route("/", get(async move || body()));
+        let limits = Limits {
+            idle: IDLE,
+            ..Limits::FEW
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Connections::new("test", app, limits);
+        tokio::spawn(async move { connections.accept(&listener).await });
+        let mut client = TcpStream::connect(address).await.unwrap();
+        let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
+        client.write_all(request).await.unwrap();
+        client
+    }
+
+    async fn rest(mut client: TcpStream) -> usize {
+        let mut read = Vec::new();
+        // One that is cut may be reset.
+        let _ = client.read_to_end(&mut read).await;
+        read.len()
+    }
+
+    #[tokio::test]
+    async fn a_long_response_is_not_cut_while_its_parts_come() {
+        let part = Bytes::from_static(&[b'x'; 1000]);
+        // Each part within the limit, and one that is late because there was nothing to send.
+        for (parts, every) in [(12, IDLE / 6), (1, 2 * IDLE)] {
+            let client = ask(parts, part.clone(), every).await;
+            assert!(rest(client).await > 1000 * parts, "{parts}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_response_that_nobody_reads_is_cut() {
+        let part = Bytes::from(vec![b'x'; 1 << 20]);
+        let client = ask(64, part, Duration::ZERO).await;
+        sleep(3 * IDLE).await;
+        assert!(rest(client).await < 64 << 20);
+    }
+}

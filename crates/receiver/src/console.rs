@@ -14,6 +14,7 @@ use crate::activity::Limits;
 use crate::args::Options;
 use crate::connections::{Connections, bind};
 use crate::host::is_known;
+use crate::log::say;
 
 /// Serves the console of one database at `/`, and those of several below their names.
 pub(crate) fn serve(
@@ -23,7 +24,7 @@ pub(crate) fn serve(
 ) -> anyhow::Result<()> {
     let listener = bind(address, "--console 127.0.0.1:3002")?;
     let address = listener.local_addr()?;
-    eprintln!("console on http://{address}/");
+    say(format_args!("console on http://{address}/"));
     if !address.ip().is_loopback() {
         tracing::warn!(
             "the console does not authenticate anybody: whoever reaches {address} can read and discard events"
@@ -66,7 +67,7 @@ fn list(pages: Vec<(String, Router)>, hosts: &[String]) -> Router {
             name.push('_');
         }
         links.push(link(&name));
-        app = app.nest(&format!("/{name}"), pages);
+        app = app.nest_service(&format!("/{name}"), pages);
     }
     let page = format!(
         "<!doctype html><html lang=\"en\"><meta charset=\"utf-8\">\

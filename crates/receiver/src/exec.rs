@@ -12,6 +12,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::process::{ChildStderr, Command};
+use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 
@@ -34,6 +35,10 @@ const LONGEST_LINE: usize = 4096;
 
 /// How long the rest of standard error may take after the command has ended.
 const REST: Duration = Duration::from_millis(100);
+
+/// How many commands may leave processes in the background that hold their standard error, a descriptor each.
+const MOST_LEFT: usize = 64;
+static LEFT: Semaphore = Semaphore::const_new(MOST_LEFT);
 
 /// Starts a watcher, and then becomes the command.
 ///
@@ -206,8 +211,17 @@ impl Log {
         let rest = timeout(REST, self.follow()).await;
         let last = self.last.clone();
         if rest.is_err() && !self.has_ended {
+            let Ok(place) = LEFT.try_acquire() else {
+                tracing::warn!(
+                    key = self.key,
+                    "the command has left a process in the background that holds its standard error, as {MOST_LEFT} others \
+                     do: this one's is closed; redirect it, as in `2>/dev/null &`"
+                );
+                return last;
+            };
             // A process in the background still writes. The event's span must not wait for it.
             tokio::spawn(async move {
+                let _place = place;
                 while let Ok(Some(lines)) = self.read().await {
                     for line in &lines {
                         tracing::info!(target: "command", key = self.key, "{line}");

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, IsTerminal};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use serde_json::json;
 use tracing::field::{Field, Visit};
 use tracing::span::{Id, Record};
 use tracing::{Event, Subscriber};
@@ -27,6 +28,7 @@ pub(crate) enum Format {
 }
 
 pub(crate) fn init(format: Format) {
+    let _ = FORMAT.set(format);
     let log = tracing_subscriber::fmt()
         .with_env_filter(
             EnvFilter::builder()
@@ -51,6 +53,20 @@ pub(crate) fn init(format: Format) {
                 .with(Ends)
                 .init();
         }
+    }
+}
+
+static FORMAT: OnceLock<Format> = OnceLock::new();
+
+/// Says something to whoever has started the program, whatever `RUST_LOG` is: as a line of JSON if the log has those, as
+/// a program that reads them takes no other line.
+pub(crate) fn say(text: impl fmt::Display) {
+    match FORMAT.get() {
+        Some(Format::Json) => {
+            let said = json!({"level": "INFO", "fields": {"message": text.to_string()}, "target": "receiver"});
+            eprintln!("{said}");
+        }
+        _ => eprintln!("{text}"),
     }
 }
 

@@ -63,7 +63,7 @@ fn main() -> ExitCode {
         // The reader of standard output has what it wanted, as in `receiver inbox list | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", text::chain(error.as_ref()));
+            log::say(format_args!("error: {}", text::chain(error.as_ref())));
             ExitCode::FAILURE
         }
     }

@@ -99,10 +99,12 @@ fn read(route: &Route, reload: &Reload) -> anyhow::Result<Secrets> {
         false => route.sender.clone(),
     };
     if let Some(file) = &route.secret_file {
+        // Read once: a second reading could fail, or find others.
+        let new = Secrets::from_file(file)?;
         // Refuses what is wrong before anything is changed.
-        reload(sender.clone(), Secrets::from_file(file)?)?;
+        reload(sender.clone(), new.clone())?;
         // A body that is arriving is verified with the new ones, too.
-        secrets.replace_from_file(file)?;
+        secrets.replace(new)?;
     }
     reload(sender, secrets.clone())?;
     Ok(secrets)

@@ -22,6 +22,7 @@ use crate::connections::{Connections, bind};
 #[cfg(feature = "console")]
 use crate::console;
 use crate::handling::Handling;
+use crate::log::say;
 use crate::output::Output;
 use crate::reload::{Reload, on_hangup};
 use crate::route::{Route, routes};
@@ -63,7 +64,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     let address = listener.local_addr()?;
     let limits = connection_limits(args, routes.len())?;
     for (route, _) in &*routes {
-        eprintln!("listening on http://{address}{}", route.path);
+        say(format_args!("listening on http://{address}{}", route.path));
         announce(args, route, limits.max_connections);
     }
     warn(args, &routes);
@@ -71,10 +72,10 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
         let program = env::args().next().unwrap_or("receiver".to_owned());
         let which = args.listening.which.options();
         let url = format!("http://{address}{}", args.listening.path);
-        eprintln!(
+        say(format_args!(
             "no secret was configured, so a random one was created; send a first event with\n\n  \
              {program} send --url {url} --secret {secret}{which}\n"
-        );
+        ));
     }
     serve(
         listener,

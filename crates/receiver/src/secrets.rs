@@ -29,11 +29,9 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
         None if !args.secrets.secret.is_empty() => {
             Secrets::new(args.secrets.secret.iter().cloned())
         }
-        None => match credentials::secret()
-            .map_or_else(|| Secret::from_env("WEBHOOK_SECRET"), Secret::new)
-        {
+        None => match passed() {
             Err(ConfigError::Environment {
-                source: VarError::NotPresent,
+                source: Some(VarError::NotPresent),
                 ..
             }) => {
                 let mut bytes = [0; 20];
@@ -50,6 +48,19 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
     };
     let secrets = secrets.unwrap_or_else(|error| misused(chain(&error)));
     Ok((Some(secrets), random))
+}
+
+/// The secret of the environment, which may have been passed on.
+fn passed() -> Result<Secret, ConfigError> {
+    let name = "WEBHOOK_SECRET";
+    match credentials::secret() {
+        None => Secret::from_env(name),
+        Some("") => Err(ConfigError::Environment {
+            name: name.to_owned(),
+            source: None,
+        }),
+        Some(secret) => Secret::new(secret),
+    }
 }
 
 /// How many there are, and how the log names them.

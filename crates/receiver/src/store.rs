@@ -40,10 +40,10 @@ impl Place {
             Some(("sqlite", path)) => sqlite_at(path.strip_prefix("//").unwrap_or(path)),
             Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => redis_at(text),
             Some(("postgres" | "postgresql", _)) => postgres_at(text),
-            _ => Err(
-                "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`"
-                    .to_owned(),
-            ),
+            _ => Err(unknown(
+                text,
+                "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`",
+            )),
         }
     }
 
@@ -52,7 +52,10 @@ impl Place {
         let is_durable = |scheme| matches!(scheme, "sqlite" | "postgres" | "postgresql");
         match text.split_once(':') {
             Some((scheme, _)) if is_durable(scheme) => Self::parse(text),
-            _ => Err("an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`".to_owned()),
+            _ => Err(unknown(
+                text,
+                "an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`",
+            )),
         }
     }
 
@@ -99,6 +102,16 @@ impl Place {
                 )
             }
         }
+    }
+}
+
+/// Names the scheme that came, unless it may be a user, as in `user:password@host`.
+fn unknown(text: &str, expected: &str) -> String {
+    match text.split_once(':') {
+        Some((scheme, _)) if !text.contains('@') || text.contains("://") => {
+            format!("`{}:` is none: {expected}", scheme.escape_debug())
+        }
+        _ => expected.to_owned(),
     }
 }
 

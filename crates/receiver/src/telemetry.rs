@@ -188,7 +188,8 @@ mod metrics {
                 .install_recorder()
                 .context("metrics cannot be recorded")?;
             let listener = bind(address, "--metrics 127.0.0.1:9465")?;
-            eprintln!("metrics on http://{}/metrics", listener.local_addr()?);
+            let at = listener.local_addr()?;
+            crate::log::say(format_args!("metrics on http://{at}/metrics"));
 
             let this = Self {
                 sources: Arc::default(),

@@ -8,15 +8,17 @@ use std::task::{Context, Poll};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
-use axum::http::{Request, Response};
+use axum::http::header::{CONNECTION, TRANSFER_ENCODING};
+use axum::http::{HeaderValue, Request, Response};
 use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 use tower_webhook::Decision;
 
-use crate::activity::{Activity, Exchange};
+use crate::activity::{Activity, Exchange, Phase};
 
 /// The application, as one connection uses it.
 pub(crate) struct Watched {
@@ -33,19 +35,23 @@ impl Service<Request<Incoming>> for Watched {
         // For the sample of a refusal.
         request.extensions_mut().insert(self.activity.peer);
         let exchange = self.activity.begin(request.body().is_end_stream());
+        // hyper hides a `Content-Length` behind it, with which a proxy may have ended the body elsewhere: what follows on the
+        // connection may be somebody else's request (RFC 9112, section 6.1).
+        let is_last = request.headers().contains_key(TRANSFER_ENCODING);
         let response = self.app.call(request.map(|body| Received {
             body,
             length: 0,
             activity: Arc::clone(&self.activity),
         }));
         Box::pin(async move {
-            let response = response.await?;
+            let mut response = response.await?;
+            if is_last {
+                let close = HeaderValue::from_static("close");
+                response.headers_mut().insert(CONNECTION, close);
+            }
             let is_verified = Decision::of(&response).is_some_and(Decision::is_verified);
             exchange.0.answered(is_verified);
-            Ok(response.map(|body| Answer {
-                body,
-                _exchange: exchange,
-            }))
+            Ok(response.map(|body| Answer { body, exchange }))
         })
     }
 }
@@ -94,7 +100,7 @@ impl HttpBody for Received {
 /// The body of a response.
 pub(crate) struct Answer {
     body: Body,
-    _exchange: Exchange,
+    exchange: Exchange,
 }
 
 impl HttpBody for Answer {
@@ -105,7 +111,13 @@ impl HttpBody for Answer {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        // As long as there is nothing to send, the client is not to blame.
+        self.exchange.0.enter(match frame.is_ready() {
+            true => Phase::Answered(Instant::now()),
+            false => Phase::Busy,
+        });
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -117,7 +129,7 @@ impl HttpBody for Answer {
     }
 }
 
-/// A stream that notices when bytes arrive.
+/// A stream that notices when bytes arrive or are sent.
 pub(crate) struct Stream {
     pub(crate) tcp: TcpStream,
     pub(crate) activity: Arc<Activity>,
@@ -128,6 +140,9 @@ pub(crate) struct Stream {
 impl Stream {
     fn wrote(&mut self, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         self.is_blocked = result.is_pending();
+        if let Poll::Ready(Ok(1..)) = result {
+            self.activity.wrote();
+        }
         result
     }
 }

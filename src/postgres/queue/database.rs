@@ -91,13 +91,17 @@ impl Drop for Asked {
 
 /// A number for a call that may take events: the first half of their fences.
 fn number() -> String {
-    let number = format!("{:016x}", fastrand::u64(..));
+    let number = getrandom::u64().unwrap_or_else(|_| fastrand::u64(..));
+    let number = format!("{number:016x}");
     format!("{}-{}-{}", &number[..8], &number[8..12], &number[12..])
 }
 
 /// How many calls have a connection at the same time, those included whose callers have given up.
 const MOST_CONNECTIONS: usize = 5;
 const MOST_READS: usize = 2;
+
+/// For how long a reading waits for a connection.
+const READ_WITHIN: Duration = Duration::from_secs(5);
 
 const GIVE_UP: &str = "SELECT {schema}.give_up($1)";
 
@@ -295,8 +299,14 @@ impl Database {
         sql: &str,
         values: &[Value],
     ) -> Result<(Vec<PgRow>, Duration)> {
-        let reads = Arc::clone(&self.reads).acquire_owned().await;
-        let connected = self.connect().await.map_err(|error| self.error(error))?;
+        let connecting = async {
+            let reads = Arc::clone(&self.reads).acquire_owned().await;
+            (reads, self.connect().await)
+        };
+        // The pool may wait for much longer, and a person waits for the answer.
+        let connected = timeout(READ_WITHIN, connecting).await;
+        let (reads, connected) = connected.map_err(|_| StoreError::timed_out())?;
+        let connected = connected.map_err(|error| self.error(error))?;
         let (sql, values) = (self.sql(sql), values.to_vec());
         let found = connected.execute(async move |busy| {
             let found = busy.fetch_planned(&sql, &values).await;

@@ -1,7 +1,7 @@
 //! Callers that give up, statements that hang, chats that are locked, and processes that stand still.
 
 use std::pin::pin;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
 use tower_webhook::inbox::{By, Change, EventState};
 use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::store::StoreErrorKind;
 
 use support::database::{Database, connect, count, execute};
 use support::program::{Peer, say};
@@ -109,6 +110,26 @@ async fn event_that_is_purged_while_a_person_changes_it_is_not_found() {
     }
     purge.commit().await.unwrap();
     assert_eq!(redrive.await.unwrap().unwrap(), Change::NotFound);
+}
+
+/// The pool may wait for half a minute, as it does by default, and so does one whose server is away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reading_waits_for_a_connection_for_five_seconds() {
+    let database = Database::create().await;
+    database.queue().await;
+    let pool = connect(&database.url, 1).await;
+    let queue = PostgresQueue::new(pool.clone());
+    let connection = pool.acquire().await.unwrap();
+    let began = Instant::now();
+    // The third one waits for the others, too.
+    let stats = join_all([queue.stats(), queue.stats(), queue.stats()]).await;
+    let took = began.elapsed();
+    for stats in stats {
+        assert_eq!(stats.unwrap_err().kind(), StoreErrorKind::TimedOut);
+    }
+    assert!((4..8).contains(&took.as_secs()), "{took:?}");
+    drop(connection);
+    queue.stats().await.unwrap();
 }
 
 /// All connections are in use while claims are given up, as when a server that was away takes few connections yet.

@@ -256,3 +256,113 @@ async fn the_first_event_type_that_is_there_counts() {
     let error = described(json!({"kind": 7})).unwrap_err();
     assert!(error.contains("a list of JSON pointers"), "{error}");
 }
+
+#[tokio::test]
+async fn a_refusal_says_what_was_expected_and_what_came() {
+    let log = Log::capture(Level::WARN);
+    let secret = Secret::new("c2VjcmV0").unwrap(); // As Svix writes it.
+    let later = |sender: Sender, seconds: i64| {
+        let now = NOW.checked_add_signed(seconds).unwrap();
+        sender.with_clock(move || instant(now))
+    };
+    let linear = Sender::linear().with_clock(|| instant(NOW));
+    let in_body = |unit| format!(r#"{{"type":"a","webhookTimestamp":{}}}"#, NOW * unit);
+    let stripe = |body: &str| signed(&later(Sender::stripe(), 0), &secret, body);
+    let github = || signed(&Sender::github(), &secret, BODY);
+    let json = r#"{"id":"1"}"#;
+    let typed = Sender::slack().with_clock(|| instant(NOW));
+    for (sender, request, reason) in [
+        (
+            Sender::svix(),
+            post(BODY),
+            "the signature header is missing: expected `svix-signature` or `webhook-signature`",
+        ),
+        (
+            Sender::stripe(),
+            post(BODY).with("stripe-signature", "v1=ab,t=1"),
+            r#"the signature is not in the sender's form, by default 64 lowercase hex digits: expected `stripe-signature` with "v1=" and 64 lowercase hex digits, `t=…`, separated by ','"#,
+        ),
+        (
+            later(Sender::stripe(), 301),
+            stripe(BODY),
+            "the timestamp is 301 s old, and 300 s at most are accepted",
+        ),
+        (
+            later(Sender::stripe(), -3600),
+            stripe(BODY),
+            "the timestamp is 3600 s ahead of this machine's clock, and 300 s at most are accepted",
+        ),
+        (
+            later(Sender::stripe(), 0),
+            post(BODY).with(
+                "stripe-signature",
+                format!("t={NOW}000,v1={}", "0".repeat(64)),
+            ),
+            "the timestamp is in milliseconds, and not in seconds",
+        ),
+        (
+            later(Sender::stripe(), 0),
+            post(BODY).with("stripe-signature", format!("t=now,v1={}", "0".repeat(64))),
+            "the timestamp is missing or not in the sender's form: expected `t=…` in `stripe-signature` with seconds since 1970, as digits alone",
+        ),
+        (
+            later(Sender::linear(), 61),
+            signed(&linear, &secret, &in_body(1000)),
+            "the timestamp is 61 s old, and 60 s at most are accepted",
+        ),
+        (
+            linear.clone(),
+            signed(
+                &linear,
+                &secret,
+                &in_body(1000).replace(&format!("{NOW}000"), &format!("\"{NOW}000\"")),
+            ),
+            "the timestamp is missing or not in the sender's form: expected `/webhookTimestamp` of the body with a number",
+        ),
+        (
+            Sender::svix(),
+            post(BODY).with("webhook-signature", format!("v1,{}=", "A".repeat(43))),
+            "the timestamp is missing or not in the sender's form: expected `webhook-timestamp` with seconds since 1970, as digits alone",
+        ),
+        (
+            Sender::box_com(),
+            post(BODY).with("box-signature-primary", format!("{}=", "A".repeat(43))),
+            "a header that the sender signs is missing, empty or repeated: expected `box-signature-algorithm: HmacSHA256` or `box-signature-version: 1` or `box-delivery-timestamp`",
+        ),
+        (
+            Sender::github(),
+            github().with("content-type", "application/x-www-form-urlencoded"),
+            "A delivery is `application/json` without a content encoding: `content-type` is `application/x-www-form-urlencoded`",
+        ),
+        (
+            Sender::github(),
+            github().with("content-encoding", "gzip"),
+            "A delivery is `application/json` without a content encoding: `content-encoding` is `gzip`",
+        ),
+        (
+            Sender::github(),
+            github().without("x-github-event"),
+            "The event header must occur exactly once and be a token of at most 128 bytes: there is no `x-github-event`",
+        ),
+        (
+            Sender::github(),
+            github().with("x-github-event", "a b"),
+            "The event header must occur exactly once and be a token of at most 128 bytes: `x-github-event` is another text of 3 bytes",
+        ),
+        (
+            later(Sender::stripe(), 0),
+            stripe(json),
+            "its event type is missing, or not 1 to 128 visible ASCII characters: expected in `/type` of the body",
+        ),
+        (
+            typed.clone(),
+            signed(&typed, &secret, json),
+            "its event type is missing, or not 1 to 128 visible ASCII characters: expected in `/event/type`, else `/type` of the body",
+        ),
+    ] {
+        log.clear();
+        receive(secret.clone(), &sender, request).await;
+        let events = log.events();
+        assert_eq!(events[0]["reason"], reason, "{events:?}");
+    }
+}

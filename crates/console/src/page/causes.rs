@@ -232,9 +232,9 @@ fn budget(observed: &Observed) -> Option<Cause> {
 fn forecast(spent: &Spent) -> Markup {
     html! {
         @match spent.disabled_in {
-            Some(left) if left.is_zero() => "The platform has probably disabled the webhook: enable it in the partner portal when the cause is fixed.",
+            Some(left) if left.is_zero() => "The sender has probably disabled the webhook: enable it there when the cause is fixed.",
             Some(left) => {
-                "At this rate, the platform disables the webhook in " (long(left))
+                "At this rate, the sender disables the webhook in " (long(left))
                 @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
                 "."
             },
@@ -261,8 +261,8 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
             @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
             " " (reason)
         }
-        ". If the platform sent them, they count as failures of their webhooks, and they are lost unless it sends them again: "
-        "compare the secret of the webhook in the partner portal with the receiver's."
+        ". If the sender sent them, they count as failures of its webhooks, and they are lost unless it sends them again: "
+        "compare the secret of the webhook at the sender with the receiver's."
         @if !others.is_empty() { " Also at " (names(others.iter().map(|it| it.route.to_string()))) "." }
     };
     Some(Cause::new(level, text).link(view.url("/refusals"), "Refusals"))
@@ -274,7 +274,7 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
         "No " b { (name(&first.route, &first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
         (long(first.expected_within)) ". "
         @if !others.is_empty() { "Also " (names(others.iter().map(|it| name(&it.route, &it.kind)))) ". " }
-        "Check in the partner portal that the webhook is active."
+        "Check at the sender that the webhook is active."
     };
     Some(Cause::new(Level::Critical, text))
 }

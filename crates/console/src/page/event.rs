@@ -430,13 +430,17 @@ pub(in super::super) fn chat(
     chat: &str,
     events: &[EventSummary],
     more: More,
+    has_first: bool,
 ) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {
             p.quiet { "Its events, in the order in which they were accepted." }
-            div #rows data-live { (table(view, events, Columns::OfChat)) }
-            (rest(&view.chat(chat), more, false))
+            div #found {
+                // A search adds rows.
+                div #rows data-live[!matches!(more, More::Search(..))] { (table(view, events, Columns::OfChat)) }
+                (rest(&view.chat(chat), more, has_first))
+            }
         }
     };
     view.page(&format!("Chat {}", clip(chat, 60)), "/events", &content)

@@ -71,6 +71,8 @@ pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
         div #rest {
             @if let More::Search(last, percent) = more {
                 p { (percent) " % were searched, and event " (last) " was reached." }
+            } @else if has_first && matches!(more, More::Nothing) {
+                p.quiet { "This is the end: all was searched." }
             }
             div.pages {
                 @if has_first { a href=(list) { "First page" } }

@@ -31,9 +31,12 @@ pub(in super::super) fn gaps(
                 }
                 div.row.middle { button.main { "Find" } }
             }
-            @if rows.is_empty() && !matches!(more, More::Search(..)) { p { "No chat is incomplete." } }
-            div #rows data-live[!matches!(more, More::Search(..))] { @if !rows.is_empty() { (table(view, rows)) } }
-            (rest(&view.url(format_args!("/gaps?{}", search.query())), more, !search.after.is_empty()))
+            // Without the form, which a search that goes on would replace.
+            div #found {
+                @if rows.is_empty() && !matches!(more, More::Search(..)) { p { "No chat is incomplete." } }
+                div #rows data-live[!matches!(more, More::Search(..))] { @if !rows.is_empty() { (table(view, rows)) } }
+                (rest(&view.url(format_args!("/gaps?{}", search.query())), more, !search.after.is_empty()))
+            }
         }
     };
     view.page("Incomplete chats", "/lanes", &content)

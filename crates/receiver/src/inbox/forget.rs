@@ -24,7 +24,7 @@ pub(crate) async fn forget(inbox: &Inbox, chat: String, yes: bool) -> anyhow::Re
     }
     if events == 0 {
         eprintln!("no event of this chat was found");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(ExitCode::FAILURE);
     }
     let question = format!(
         "Delete the payloads, headers and errors of the chat's {events} events, of which {unsettled} were not handled?"
@@ -46,7 +46,7 @@ pub(crate) async fn forget(inbox: &Inbox, chat: String, yes: bool) -> anyhow::Re
     eprintln!(
         "forgotten on {} by {}: the chat whose id has the SHA-256 {}…, bodies: {bodies}",
         httpdate::fmt_http_date(SystemTime::now()),
-        user().as_deref().unwrap_or("an unknown user"),
+        user(),
         &digest[..16],
     );
     Ok(ExitCode::SUCCESS)

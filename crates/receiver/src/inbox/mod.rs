@@ -14,6 +14,7 @@ use std::env;
 use std::process::ExitCode;
 
 use futures_util::future::join_all;
+use nix::unistd::{User, getuid};
 use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Scope, Which};
 use tower_webhook::{EventKind, EventType, RouteName, Webhooks};
 
@@ -119,18 +120,22 @@ fn said(what: &str, of: &Scope) {
 }
 
 /// The user of this command.
-fn user() -> Option<String> {
+fn user() -> String {
     let names = ["SUDO_USER", "USER", "LOGNAME"];
-    names.into_iter().find_map(|name| env::var(name).ok())
+    let mut users = names.into_iter().filter_map(|name| env::var(name).ok());
+    // A timer of systemd and a container may have none of them.
+    users.find(|user| !user.is_empty()).unwrap_or_else(|| {
+        let uid = getuid();
+        match User::from_uid(uid) {
+            Ok(Some(user)) => user.name,
+            _ => format!("user {uid}"),
+        }
+    })
 }
 
 /// Who changes something, for the list of actions.
 fn by(reason: &str) -> By {
-    let who = match user() {
-        Some(user) => format!("{user} (receiver inbox)"),
-        None => "receiver inbox".to_owned(),
-    };
-    By::new(&who).because(reason)
+    By::new(&format!("{} (receiver inbox)", user())).because(reason)
 }
 
 async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {

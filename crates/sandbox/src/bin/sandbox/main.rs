@@ -150,7 +150,7 @@ fn secret(args: &Args) -> anyhow::Result<(Secret, String)> {
         Some(secret) => (Ok(secret.clone()), format!("WEBHOOK_SECRET=… {run}")),
         None => match Secret::from_env("WEBHOOK_SECRET") {
             Err(ConfigError::Environment {
-                source: VarError::NotPresent,
+                source: Some(VarError::NotPresent),
                 ..
             }) => {
                 let mut bytes = [0; 20];
