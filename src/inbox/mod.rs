@@ -75,7 +75,9 @@ mod workers;
 #[doc(hidden)]
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
-    pub use super::event::{EventLease, Kinds, Lane, NewEvent, Share, Take, TakenEvent};
+    pub use super::event::{
+        EventLease, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, Share, Take, TakenEvent,
+    };
     pub use super::queue::{
         AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,
         ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,

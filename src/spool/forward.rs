@@ -97,11 +97,9 @@ pub(super) async fn run(shared: Arc<Shared>) {
             is_settled |= matches!(ended, Ok(true));
         }
         while is_settled {
-            is_settled = match shared.with_room(|| shared.file.purge(Duration::ZERO)).await {
-                Ok(has_more) => has_more,
-                // The next event that is settled tries it again.
-                Err(_) => false,
-            };
+            // If it fails, the next event that is settled tries it again.
+            let purged = shared.with_room(|| shared.file.purge(Duration::ZERO));
+            is_settled = purged.await.unwrap_or_default();
         }
     }
 }

@@ -21,6 +21,8 @@ mod faults;
 #[cfg(feature = "sqlite")]
 mod gaps;
 mod history;
+#[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
+mod kinds;
 #[cfg(feature = "conformance")]
 mod memory;
 #[cfg(all(feature = "metrics", feature = "moka", feature = "sqlite"))]
