@@ -203,4 +203,37 @@ mod tests {
             assert!(event.rejects_changed_body);
         }
     }
+
+    /// A sender that knows the name of the header can change neither what is forwarded nor when it was stored.
+    #[test]
+    fn the_line_of_the_file_wins_over_headers_of_that_name() {
+        let forged = r#"{"route":"other","kind":"chat-closed","key":{"key":1,"body":1},"rejects_changed_body":false,"retain_seconds":0}"#;
+        let mut headers = http::HeaderMap::new();
+        for value in ["0", forged] {
+            headers.append(SPOOLED, HeaderValue::from_static(value));
+        }
+        let event = NewEvent {
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_headers(headers),
+            key: None,
+            guard: None,
+            rejects_changed_body: true,
+            chat: Some("a".to_owned()),
+            lane: None,
+            retain: Duration::from_secs(60),
+            dead: None,
+        };
+        let (packed, line) = pack(event).unwrap();
+        let key = packed.key.map(|key| key.key());
+        let event = unpack(&taken(&packed, &line)).unwrap();
+        assert_eq!(event.delivery.route(), &RouteName::default());
+        assert_eq!(event.delivery.kind(), &EventKind::CHAT_RATED);
+        assert_eq!(
+            (event.key.map(|key| key.key()), event.chat),
+            (key, Some("a".to_owned()))
+        );
+        assert!(event.rejects_changed_body);
+        let kept: Vec<_> = event.delivery.headers().get_all(SPOOLED).iter().collect();
+        assert_eq!(kept.len(), 1);
+        assert!(kept[0].to_str().unwrap().parse::<u64>().unwrap() > 1 << 40);
+    }
 }
