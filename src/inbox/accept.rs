@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::event::{Lane, NewEvent};
+use super::event::{Lane, NewEvent, TOO_MANY_KINDS};
 use super::handle::Inbox;
 use super::headers;
 use super::queue::Accepted;
@@ -264,8 +264,8 @@ async fn accept(
     }
     let event = new_event(delivery, &route);
     let room = shared.workers.room_for(&event);
-    let dead = event.dead.as_ref();
-    let dead = dead.map(|failure| (event.delivery.kind().clone(), failure.reason.clone()));
+    let kind = event.delivery.kind().clone();
+    let mut dead = event.dead.as_ref().map(|failure| failure.reason.clone());
     let asked = Instant::now();
     let accepting = shared
         .queue
@@ -277,26 +277,33 @@ async fn accept(
     drop(waits);
     let retry_after = limits.policy.retry_every;
     let id = match &result {
+        Ok(Accepted::DeadLetter { id }) => {
+            let [_, reason] = TOO_MANY_KINDS;
+            dead = Some(reason.to_owned());
+            Some(id.0)
+        }
         Ok(Accepted::New { id, .. }) => Some(id.0),
         Ok(Accepted::Spooled) => Some(0),
         _ => None,
     };
-    if let (Some(event), Some((kind, reason))) = (id, &dead) {
+    if let (Some(event), Some(reason)) = (id, &dead) {
         tracing::error!(
             event,
+            route = %route.name,
+            %kind,
             reason,
             "the event is a dead letter from the start, which waits for a person"
         );
         shared.observers().observe(&Observation::AcceptedDead {
             route: &route.name,
-            kind,
+            kind: &kind,
             event,
             reason,
         });
     }
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
-        Ok(Accepted::Spooled) => (Ok(Outcome::Accepted), None),
+        Ok(Accepted::Spooled | Accepted::DeadLetter { .. }) => (Ok(Outcome::Accepted), None),
         Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, &route), None),
         Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
         Ok(Accepted::BodyReplayed) => (

@@ -167,6 +167,15 @@ impl Kinds {
     }
 }
 
+/// How many kinds of a route may wait. Each costs a claim a look, and the header that names a kind is often not signed.
+pub const MOST_WAITING_KINDS: usize = 1000;
+
+/// Why an event of one more kind is a dead letter.
+pub(crate) const TOO_MANY_KINDS: [&str; 2] = [
+    "too-many-types",
+    "1,000 other event types of this route wait already: have a worker take them, or discard them, and then redrive this event",
+];
+
 /// The right to end one attempt of an event. Every operation that ends or extends the attempt compares the fence, and
 /// changes nothing if the event was taken again, redriven or discarded since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

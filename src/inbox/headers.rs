@@ -75,6 +75,13 @@ mod tests {
     }
 
     #[test]
+    fn no_sender_can_say_that_its_event_was_spooled() {
+        let mut headers = HeaderMap::new();
+        headers.append(SPOOLED, HeaderValue::from_static("1"));
+        assert!(kept(&headers, &[SPOOLED]).is_empty());
+    }
+
+    #[test]
     fn only_headers_with_these_names_and_short_values_are_kept() {
         let mut headers = HeaderMap::new();
         headers.extend([

@@ -76,7 +76,9 @@ mod workers;
 #[doc(hidden)]
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
-    pub use super::event::{EventLease, Kinds, Lane, NewEvent, Share, Take, TakenEvent};
+    pub use super::event::{
+        EventLease, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, Share, Take, TakenEvent,
+    };
     pub use super::handlers::NewNote;
     pub use super::queue::{
         AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,

@@ -117,6 +117,9 @@ pub trait AcceptEvents: Send + Sync + 'static {
     ///
     /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
     /// and is the first one in its lane.
+    ///
+    /// An event that is not taken is stored as a dead letter if none of its kind is first in its lane, but those of
+    /// [`MOST_WAITING_KINDS`](super::event::MOST_WAITING_KINDS) other kinds of its route are.
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
 }
 
@@ -341,6 +344,11 @@ pub enum Accepted {
         id: EventId,
         /// The event, if it was taken in the same step.
         taken: Option<Box<TakenEvent>>,
+    },
+    /// It was stored as a dead letter, since too many other kinds wait.
+    DeadLetter {
+        /// Its number.
+        id: EventId,
     },
     /// Its key was accepted before, or was completed in a store that shares its keys with the queue.
     Duplicate {

@@ -1,7 +1,7 @@
 //! An event in the file of a spool, with all that its queue needs to accept it later.
 //!
-//! Its kind, key, body, headers, chat and lane are those of the event in the file. The rest is one more line among its
-//! headers, since the file of a spool has the tables of an inbox.
+//! Its key, body, headers, chat and lane are those of the event in the file. The rest is one more line among its headers,
+//! since the file of a spool has the tables of an inbox.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,15 +9,16 @@ use http::HeaderValue;
 use serde::{Deserialize, Serialize};
 
 use crate::delivery::{RawDelivery, SPOOLED};
+use crate::event::EventKind;
 use crate::inbox::event::{Failure, NewEvent, TakenEvent};
 use crate::inbox::headers;
-use crate::route::RouteName;
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
 /// What the tables have no column for, or what their columns do not keep for another queue.
 #[derive(Serialize, Deserialize)]
 struct Rest {
     route: String,
+    kind: String,
     key: Digests,
     guard: Option<Digests>,
     rejects_changed_body: bool,
@@ -70,6 +71,7 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
         .get_or_insert_with(|| EventKey::of_digests(random(), 0));
     let rest = Rest {
         route: event.delivery.route().to_string(),
+        kind: event.delivery.kind().to_string(),
         key: Digests::of(&key),
         guard: event.guard.as_ref().map(Digests::of),
         rejects_changed_body: event.rejects_changed_body,
@@ -85,8 +87,14 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
     if rest.contains('\x7f') {
         rest = rest.replace('\x7f', "\\u007f");
     }
-    // One route in the file, so that one claim takes the events of all.
-    event.delivery = event.delivery.with_route(RouteName::default());
+    // One route and kind in the file: a claim takes the events of all, and costs the same however many kinds there are.
+    let delivery = &event.delivery;
+    let one = RawDelivery::received(
+        EventKind::MESSAGE_CREATED,
+        delivery.key().cloned(),
+        delivery.body().clone(),
+    );
+    event.delivery = one.with_headers(delivery.headers().clone());
     event.retain = Duration::ZERO;
     Ok((event, headers::line(&SPOOLED, rest.as_bytes())))
 }
@@ -103,7 +111,7 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     headers.insert(SPOOLED, HeaderValue::from(spooled_at));
     Some(NewEvent {
         delivery: RawDelivery::received(
-            delivery.kind().clone(),
+            rest.kind.parse().ok()?,
             delivery.key().cloned(),
             delivery.body().clone(),
         )
@@ -151,8 +159,8 @@ mod tests {
     use std::num::NonZeroU32;
 
     use super::*;
-    use crate::event::EventKind;
     use crate::inbox::event::{EventId, EventLease};
+    use crate::route::RouteName;
     use crate::store::Fence;
 
     /// An event as the file hands it out: with one line more, and without the route.
@@ -180,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_keeps_its_route() {
+    fn an_event_keeps_its_route_and_kind() {
         for name in ["chat-platform", "github-europe"] {
             let route: RouteName = name.parse().unwrap();
             let event = NewEvent {
@@ -195,10 +203,45 @@ mod tests {
             };
             let (packed, line) = pack(event).unwrap();
             assert_eq!(packed.delivery.route(), &RouteName::default());
+            assert_eq!(packed.delivery.kind(), &EventKind::MESSAGE_CREATED);
             assert!(String::from_utf8_lossy(&line).contains(name));
             let event = unpack(&taken(&packed, &line)).unwrap();
             assert_eq!(event.delivery.route(), &route);
+            assert_eq!(event.delivery.kind(), &EventKind::CHAT_RATED);
             assert!(event.rejects_changed_body);
         }
+    }
+
+    /// A sender that knows the name of the header can change neither what is forwarded nor when it was stored.
+    #[test]
+    fn the_line_of_the_file_wins_over_headers_of_that_name() {
+        let forged = r#"{"route":"other","kind":"chat-closed","key":{"key":1,"body":1},"rejects_changed_body":false,"retain_seconds":0}"#;
+        let mut headers = http::HeaderMap::new();
+        for value in ["0", forged] {
+            headers.append(SPOOLED, HeaderValue::from_static(value));
+        }
+        let event = NewEvent {
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_headers(headers),
+            key: None,
+            guard: None,
+            rejects_changed_body: true,
+            chat: Some("a".to_owned()),
+            lane: None,
+            retain: Duration::from_secs(60),
+            dead: None,
+        };
+        let (packed, line) = pack(event).unwrap();
+        let key = packed.key.map(|key| key.key());
+        let event = unpack(&taken(&packed, &line)).unwrap();
+        assert_eq!(event.delivery.route(), &RouteName::default());
+        assert_eq!(event.delivery.kind(), &EventKind::CHAT_RATED);
+        assert_eq!(
+            (event.key.map(|key| key.key()), event.chat),
+            (key, Some("a".to_owned()))
+        );
+        assert!(event.rejects_changed_body);
+        let kept: Vec<_> = event.delivery.headers().get_all(SPOOLED).iter().collect();
+        assert_eq!(kept.len(), 1);
+        assert!(kept[0].to_str().unwrap().parse::<u64>().unwrap() > 1 << 40);
     }
 }

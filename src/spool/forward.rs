@@ -5,22 +5,16 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-use tokio::time::{sleep, timeout};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep};
 
-use super::{Shared, event, within};
+use super::{Asked, Shared, event, within};
 use crate::error::Chain;
 use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
-use crate::inbox::event::{
-    EventId, EventState, Failure, Kinds, NewEvent, Settlement, Share, Take, TakenEvent,
-};
-use crate::inbox::queue::{
-    Accepted, ChangeEvents, ClaimEvents, CountEvents, ListEvents, PurgeEvents, Settled,
-};
-use crate::inbox::records::{Filter, Page};
+use crate::inbox::event::{EventId, Failure, Kinds, NewEvent, Settlement, Share, Take, TakenEvent};
+use crate::inbox::queue::{Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
 use crate::lock::lock;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 
 /// How often the queue is asked whether it can be reached.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -29,71 +23,98 @@ const ASK_EVERY: Duration = Duration::from_secs(1);
 const CHATS: usize = 128;
 const TURN: usize = 32;
 
-/// The time limit of an acceptance for which nobody waits.
+/// The time limit of an acceptance for which nobody waits. It is the limit of the first one, twice as long after each that
+/// was not answered, and at most this: an acceptance that is lost with its connection is soon tried again.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Of an event that is being forwarded. No other process has the file, and this one ends the leases that it has left.
 const LEASE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The rounds in which an event fails while others are accepted, after which they no longer wait for it.
-const MOST_REFUSALS: u32 = 10;
+/// After so many failures of an event while others are accepted, its lane goes on without it, and each pause before it is
+/// tried again is twice as long as the one before.
+const MOST_FAILURES: u32 = 10;
+const LONGEST_PAUSE: Duration = Duration::from_secs(10 * 60);
 
-/// The result of forwarding what can be forwarded now.
+/// How often an event in the file has failed.
 #[derive(Default)]
-struct Round {
-    accepted: usize,
-    failed: Option<(EventId, StoreError)>,
-    next_due: Option<Duration>,
+pub(super) struct Failures {
+    count: u32,
+    /// How often it was not answered in time. It may be locked, for however long.
+    timeouts: u32,
+    /// How many events had been accepted by the last one.
+    accepted: u64,
+}
+
+impl Failures {
+    pub(super) fn is_refused(&self) -> bool {
+        self.count >= MOST_FAILURES
+    }
 }
 
 /// Chats that were forgotten, by their digests, and when.
 type ForgottenChats = HashMap<String, SystemTime>;
 
+/// The chats that are being forwarded, each of which returns whether an event was settled.
+type Chats = JoinSet<bool>;
+
 /// Forwards events for as long as the spool is open.
 pub(super) async fn run(shared: Arc<Shared>) {
-    let mut refusals = HashMap::new();
+    let mut chats = Chats::new();
+    let mut asked: Option<Instant> = None;
     loop {
         if shared.is_due() {
             let _ = shared.measure().await;
         }
-        if shared.gate.is_open() {
+        let is_open = shared.gate.is_open();
+        if is_open {
             sleep(ASK_EVERY).await;
-            if let Err(error) = shared.ask().await {
-                shared.open_breaker(&error);
-                continue;
-            }
-        } else if !shared.gate.is_busy() {
-            let _ = timeout(ASK_EVERY, shared.gate.stored.notified()).await;
-            continue;
         }
-        let round = match shared.forward(&refusals).await {
-            Ok(round) => round,
+        let may_ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
+        if is_open || may_ask && shared.gate.has_failed() {
+            asked = Some(Instant::now());
+            if let Err(error) = shared.ask().await {
+                shared.did_not_answer(&error);
+                if shared.gate.is_open() {
+                    continue;
+                }
+            }
+        }
+        let pause = match shared.take(&mut chats, is_open).await {
+            Ok(next_due) => next_due.map_or(ASK_EVERY, |due| due.min(ASK_EVERY)),
             Err(error) => {
-                tracing::warn!(
-                    reason = Chain(&error).to_string(),
-                    "the spool cannot be read or written: this is retried each second"
-                );
+                warn_of_file(&error);
                 sleep(ASK_EVERY).await;
                 continue;
             }
         };
-        match round.failed {
-            None => {
-                shared.close_breaker();
-                refusals.clear();
-            }
-            Some((id, error)) => {
-                if round.accepted > 0 {
-                    *refusals.entry(id).or_insert(0) += 1;
-                }
-                shared.open_breaker(&error);
-                continue;
-            }
+        let mut is_settled = false;
+        tokio::select! {
+            Some(ended) = chats.join_next() => is_settled = matches!(ended, Ok(true)),
+            () = shared.gate.stored.notified(), if chats.len() < CHATS => {}
+            () = sleep(pause) => {}
         }
-        if round.accepted == 0 && shared.gate.is_busy() {
-            let pause = round.next_due.unwrap_or(ASK_EVERY).min(ASK_EVERY);
-            let _ = timeout(pause, shared.gate.stored.notified()).await;
+        while let Some(ended) = chats.try_join_next() {
+            is_settled |= matches!(ended, Ok(true));
         }
+        while is_settled {
+            // If it fails, the next event that is settled tries it again.
+            let purged = shared.with_room(|| shared.file.purge(Duration::ZERO));
+            is_settled = purged.await.unwrap_or_default();
+        }
+    }
+}
+
+fn warn_of_file(error: &StoreError) {
+    tracing::warn!(
+        reason = Chain(error).to_string(),
+        "the spool cannot be read or written: this is retried each second"
+    );
+}
+
+fn what_is_due() -> Take {
+    Take {
+        lease: LEASE,
+        kinds: Kinds::all(),
     }
 }
 
@@ -103,109 +124,162 @@ impl Shared {
         at.is_none_or(|at| at.elapsed() >= ASK_EVERY)
     }
 
-    /// Has events tried again that the queue has refused.
-    pub(super) async fn retry_refused(&self) -> Result<(), StoreError> {
-        let filter = Filter::default().states([EventState::Dead]);
-        let refused = self.file.list(&filter, Page::oldest(usize::MAX)).await?;
-        let by = by();
-        for event in refused.events {
-            let redriven =
-                self.with_room(|| self.file.change(ActionKind::Redrive, event.id, None, &by));
-            redriven.await?;
+    /// Begins to forward the chats whose events are due. Returns the time until another one is. The breaker closes if the queue
+    /// has answered and there is nothing to try. Errors are those of the file.
+    async fn take(
+        self: &Arc<Self>,
+        chats: &mut Chats,
+        has_answered: bool,
+    ) -> Result<Option<Duration>, StoreError> {
+        let room = CHATS - chats.len();
+        let holds_leases = self.holds_leases.load(Ordering::Relaxed);
+        if room == 0 || holds_leases && !chats.is_empty() {
+            return Ok(None);
         }
-        Ok(())
-    }
-
-    /// Forwards what can be forwarded now. Errors are those of the file.
-    async fn forward(&self, refusals: &HashMap<EventId, u32>) -> Result<Round, StoreError> {
-        let _forwarding = self.forwarding.lock().await;
+        if !self.gate.is_busy() {
+            if has_answered {
+                self.close_breaker();
+            }
+            return Ok(None);
+        }
+        let forwarding = Arc::clone(&self.forwarding).read_owned().await;
         let since = self.gate.quiet();
-        if self.holds_leases.swap(true, Ordering::Relaxed) {
-            self.with_room(|| self.file.expire_leases()).await?;
+        if holds_leases {
+            self.with_room(|| self.file.make_due()).await?;
         }
-        let take = Take {
-            lease: LEASE,
-            kinds: Kinds::all(),
-        };
-        let of = [Share::from(take.clone())];
-        let claims = self.with_room(|| self.file.claim(&of, CHATS, CHATS));
-        let claims = claims.await?;
-        let mut round = Round {
-            next_due: claims.next_due,
-            ..Round::default()
-        };
+        // Until it is known what this takes.
+        self.holds_leases.store(true, Ordering::Relaxed);
+        let of = [Share::from(what_is_due())];
+        let claims = self.with_room(|| self.file.claim(&of, room, room)).await?;
         if claims.events.is_empty() {
+            self.holds_leases.store(false, Ordering::Relaxed);
+            if !chats.is_empty() {
+                return Ok(claims.next_due);
+            }
             if let Some(since) = since
+                && claims.next_due.is_none()
                 && self.file.stats().await?.unsettled() == 0
             {
                 // It waits for the disk, so that the settlements before it are there, too.
                 let identity = self.identity.load(Ordering::Relaxed);
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.gate.empty(since);
+                lock(&self.failures).clear();
                 lock(&self.measured).counted = None;
             }
-            self.holds_leases.store(false, Ordering::Relaxed);
-            return Ok(round);
+            // Otherwise, those that failed are tried first.
+            if has_answered && claims.next_due.is_none_or(|due| due > ASK_EVERY) {
+                self.close_breaker();
+            }
+            return Ok(claims.next_due);
         }
         let oldest = claims.events.iter().map(event::spooled_at).min();
         let forgotten = match self.forgotten(oldest).await {
-            Ok(forgotten) => forgotten,
+            Ok(forgotten) => Arc::new(forgotten),
             Err(error) => {
-                round.failed = Some((claims.events[0].lease.id, error));
-                return Ok(round);
+                self.did_not_answer(&error);
+                return Ok(None);
             }
         };
-        let chats = claims.events.into_iter();
-        let mut chats: FuturesUnordered<_> = chats
-            .map(|first| self.forward_chat(first, &take, &forgotten, refusals))
-            .collect();
-        while let Some(chat) = chats.next().await {
-            let (accepted, failed) = chat?;
-            round.accepted += accepted;
-            round.failed = round.failed.or(failed);
+        self.holds_leases.store(false, Ordering::Relaxed);
+        let forwarding = Arc::new(forwarding);
+        for first in claims.events {
+            let (shared, forgotten) = (Arc::clone(self), Arc::clone(&forgotten));
+            let forwarding = Arc::clone(&forwarding);
+            chats.spawn(async move {
+                let is_settled = shared.forward_chat(first, &forgotten).await;
+                drop(forwarding);
+                is_settled
+            });
         }
-        drop(chats);
-        // Those that could not be forwarded are taken still.
-        let is_clean = round.failed.is_none();
-        self.holds_leases.store(!is_clean, Ordering::Relaxed);
-        while self.with_room(|| self.file.purge(Duration::ZERO)).await? {}
-        Ok(round)
+        Ok(claims.next_due)
     }
 
-    /// Forwards events of a chat, up to one that fails. Returns how many there were.
-    async fn forward_chat(
-        &self,
-        first: TakenEvent,
-        take: &Take,
-        forgotten: &ForgottenChats,
-        refusals: &HashMap<EventId, u32>,
-    ) -> Result<(usize, Option<(EventId, StoreError)>), StoreError> {
+    /// Forwards events of a chat, up to one that fails. Returns whether there were some.
+    async fn forward_chat(&self, first: TakenEvent, forgotten: &ForgottenChats) -> bool {
+        let take = what_is_due();
         let mut next = Some(first);
-        let mut accepted = 0;
-        while let Some(taken) = next {
-            let id = taken.lease.id;
-            let is_refused = refusals
-                .get(&id)
-                .is_some_and(|tries| *tries >= MOST_REFUSALS);
+        let mut is_settled = false;
+        for turn in 1.. {
+            let Some(taken) = next else { break };
+            let (lease, lane) = (&taken.lease, taken.lane);
             let event = event::unpack(&taken);
             let keys = event.as_ref().map(event::keys).unwrap_or_default();
             let settlement = match self.forward_one(&taken, event, forgotten).await {
-                Ok(settlement) => settlement,
-                Err(error) if is_refused => refused(id, &Chain(&error).to_string()),
-                Err(error) => return Ok((accepted, Some((id, error)))),
+                Ok(settlement) => {
+                    lock(&self.failures).remove(&lease.id);
+                    settlement
+                }
+                Err(error) => self.postpone(lease.id, &error),
             };
-            accepted += 1;
-            let next_of_chat = (accepted < TURN).then_some(take);
-            let (file, lease) = (&self.file, &taken.lease);
-            let settle = || file.forwarded(lease, &settlement, &keys, next_of_chat);
-            let settled = self.with_room(settle).await?;
-            self.gate.forwarded();
+            let before = self.gate.quiet_lane(lane);
+            let next_of_chat = (turn < TURN).then_some(&take);
+            let settle = || {
+                self.file
+                    .forwarded(lease, lane, &settlement, &keys, next_of_chat)
+            };
+            let (settled, is_last) = loop {
+                match self.with_room(&settle).await {
+                    Ok(settled) => break settled,
+                    Err(error) => {
+                        // The next event may have been taken.
+                        self.holds_leases.store(true, Ordering::Relaxed);
+                        warn_of_file(&error);
+                        sleep(ASK_EVERY).await;
+                    }
+                }
+            };
+            if matches!(settlement, Settlement::Handled) {
+                is_settled = true;
+                self.gate.forwarded(lane, before.filter(|_| is_last));
+            }
             next = match settled {
                 Settled::Ended(next) => next.map(|next| *next),
                 Settled::Lost => None,
             };
         }
-        Ok((accepted, None))
+        is_settled
+    }
+
+    /// Decides when an event is tried again that the queue did not accept.
+    fn postpone(&self, id: EventId, error: &StoreError) -> Settlement {
+        let again = |after, blocks_lane| Settlement::Retry {
+            after,
+            failure: None,
+            counts: false,
+            is_probe: false,
+            blocks_lane,
+        };
+        let accepted = self.accepted.load(Ordering::Relaxed);
+        let mut failures = lock(&self.failures);
+        let failures = failures.entry(id).or_insert(Failures {
+            accepted,
+            ..Failures::default()
+        });
+        if error.kind() == StoreErrorKind::TimedOut {
+            failures.timeouts += 1;
+            return again(ASK_EVERY, true);
+        }
+        let was_refused = failures.is_refused();
+        if was_refused || failures.accepted != accepted {
+            failures.count += 1;
+        }
+        if error.kind() == StoreErrorKind::Invalid {
+            failures.count = failures.count.max(MOST_FAILURES);
+        }
+        failures.accepted = accepted;
+        if !failures.is_refused() {
+            return again(ASK_EVERY, true);
+        }
+        if !was_refused {
+            tracing::error!(
+                event = id.0,
+                reason = Chain(error).to_string(),
+                "an event in the spool cannot be forwarded: it is tried again, ever less often, and its chat goes on without it"
+            );
+        }
+        let doublings = (failures.count - MOST_FAILURES + 1).min(16);
+        again((ASK_EVERY * (1 << doublings)).min(LONGEST_PAUSE), false)
     }
 
     /// Has the queue accept an event, if it could be read, and returns what becomes of it in the file.
@@ -216,10 +290,8 @@ impl Shared {
         forgotten: &ForgottenChats,
     ) -> Result<Settlement, StoreError> {
         let Some(mut event) = event else {
-            return Ok(refused(
-                taken.lease.id,
-                "it is not in the form in which a spool stores events",
-            ));
+            let form = "it is not in the form in which a spool stores events";
+            return Err(StoreError::new(StoreErrorKind::Invalid, form));
         };
         let is_forgotten = event.chat.as_deref().is_some_and(|chat| {
             let at = forgotten.get(&chat_digest(chat));
@@ -230,7 +302,11 @@ impl Shared {
             let reason = "its chat was forgotten while the event was in a spool";
             event.dead = Some(Failure::new("forgotten", reason));
         }
-        let (outcome, reason) = match self.accept_late(event.clone()).await? {
+        let timeouts = lock(&self.failures)
+            .get(&taken.lease.id)
+            .map_or(0, |failures| failures.timeouts);
+        let limit = (self.spool.accept_within * (1 << timeouts.min(8))).min(LIMIT);
+        let (outcome, reason) = match self.accept_late(event.clone(), limit).await? {
             Accepted::InFlight { remaining } => {
                 return Ok(Settlement::Retry {
                     after: remaining.clamp(Duration::from_millis(100), ASK_EVERY),
@@ -263,16 +339,24 @@ impl Shared {
             }
         };
         // Under a key of its own, so that a second try finds it.
-        self.accept_late(event::dead_letter(event, outcome, reason))
+        self.accept_late(event::dead_letter(event, outcome, reason), limit)
             .await?;
         Ok(Settlement::Handled)
     }
 
-    async fn accept_late(&self, event: NewEvent) -> Result<Accepted, StoreError> {
-        let (key, retain) = (event.key, event.retain);
-        let accepted = within(LIMIT, self.queue.accept.accept(event, None)).await?;
-        self.note_accepted(key, retain, &accepted).await;
-        Ok(accepted)
+    async fn accept_late(&self, event: NewEvent, limit: Duration) -> Result<Accepted, StoreError> {
+        let it = Asked::of(&event);
+        match within(limit, self.queue.accept.accept(event, None)).await {
+            Ok(accepted) => {
+                self.accepted(&it, &accepted).await;
+                self.close_breaker();
+                Ok(accepted)
+            }
+            Err(error) => {
+                self.did_not_accept(&it, &error);
+                Err(error)
+            }
+        }
     }
 
     async fn forget_late(&self, chat: &str) -> Result<(), StoreError> {
@@ -315,17 +399,4 @@ impl Shared {
 
 fn by() -> By {
     By::new("spool")
-}
-
-/// The event stays in the file, and others no longer wait for it.
-fn refused(EventId(event): EventId, reason: &str) -> Settlement {
-    tracing::error!(
-        event,
-        reason,
-        "an event in the spool cannot be forwarded: it stays there, and is tried again when the spool is opened"
-    );
-    Settlement::Dead {
-        failure: Failure::new("refused", reason),
-        hold_lane: false,
-    }
 }

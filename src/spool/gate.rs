@@ -1,39 +1,47 @@
-//! The way that an event goes: to the queue, or to the file in front of it.
+//! The way that an event goes: to the queue, or to the file in front of it. An event goes to the file while the breaker is
+//! open, and behind those of its lane that are there.
 
+use std::collections::HashMap;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use tokio::sync::{Notify, RwLock, RwLockReadGuard};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use crate::inbox::event::Lane;
 use crate::lock::lock;
 
-/// How long an event waits for the last ones in the file to be forwarded, instead of going behind them. Otherwise, a
-/// steady flow of events would never leave the file.
+/// How long an event waits for the last ones of its lane in the file to be forwarded, instead of going behind them.
+/// Otherwise, a steady flow of events would never leave the file.
 const HANDOVER: Duration = Duration::from_millis(200);
 
 /// How few they are.
-const FEW: u64 = 64;
+const FEW: u32 = 64;
 
-/// The breaker, and what is in the file.
+/// How many lanes fail without a success between them when the breaker opens. One or two may be locked by somebody else,
+/// while the database works.
+const LANES: usize = 3;
+
+/// The breaker, and the lanes that have events in the file.
 #[derive(Default)]
 pub(super) struct Gate {
     state: Mutex<State>,
-    /// Read by each acceptance that goes to the queue. One that goes to the file waits until those before it have ended,
-    /// because they may follow it there.
-    direct: RwLock<()>,
-    /// Whenever the file has become empty, or the breaker has opened.
+    /// Whenever the way of an event that waits may have changed.
     changed: Notify,
-    /// Whenever an event was stored in the file.
+    /// Whenever an event was stored in the file, or the queue did not accept one.
     pub(super) stored: Notify,
 }
 
 #[derive(Default)]
 struct State {
     is_open: bool,
+    /// What the queue did not accept since it last accepted an event, by lanes: up to as many as open the breaker.
+    failed: Vec<u128>,
+    /// The lanes of events that are in the file or on a way.
+    lanes: HashMap<Lane, InLane>,
     /// Whether events may be in the file.
     has_events: bool,
-    /// About how many they are.
+    /// At most how many they are.
     events: u64,
     /// How many are being stored there.
     storing: usize,
@@ -41,48 +49,97 @@ struct State {
     stored: u64,
 }
 
+/// The events of a lane.
+#[derive(Clone, Copy, Default)]
+struct InLane {
+    /// How many are on their way to the queue. One that goes to the file waits for them, because they may follow it there.
+    direct: u32,
+    /// How many are being stored in the file.
+    storing: u32,
+    /// At most how many are in the file.
+    events: u32,
+    /// Whether the queue did not accept the last one, which may not be in the file: without a key, it is refused.
+    fails: bool,
+}
+
+impl InLane {
+    fn is_in_file(self) -> bool {
+        self.storing > 0 || self.events > 0 || self.fails
+    }
+}
+
+impl State {
+    /// Changes what is known of a lane, and forgets a lane without events.
+    fn change(&mut self, lane: Option<Lane>, change: impl FnOnce(&mut InLane)) {
+        let Some(lane) = lane else { return };
+        let of = self.lanes.entry(lane).or_default();
+        change(of);
+        if of.direct == 0 && !of.is_in_file() {
+            self.lanes.remove(&lane);
+        }
+    }
+
+    fn of(&self, lane: Option<Lane>) -> InLane {
+        let of = lane.and_then(|lane| self.lanes.get(&lane));
+        of.copied().unwrap_or_default()
+    }
+}
+
 pub(super) enum Way<'a> {
-    Queue(RwLockReadGuard<'a, ()>),
+    Queue(Direct<'a>),
     File(Storing<'a>),
 }
 
 impl Gate {
-    /// Returns the way that the next event goes.
-    pub(super) async fn way(&self) -> Way<'_> {
+    /// Returns the way that the next event of a lane goes.
+    pub(super) async fn way(&self, lane: Option<Lane>) -> Way<'_> {
         let mut give_up = None;
-        loop {
+        let storing = loop {
             let changed = self.changed.notified();
             {
                 let mut state = lock(&self.state);
-                if !state.is_open && !state.has_events && state.storing == 0 {
-                    // Nobody waits for it before an event is stored in the file.
-                    if let Ok(direct) = self.direct.try_read() {
-                        return Way::Queue(direct);
-                    }
+                let of = state.of(lane);
+                if !state.is_open && !of.is_in_file() {
+                    state.change(lane, |of| of.direct += 1);
+                    return Way::Queue(Direct { gate: self, lane });
                 }
-                let may_wait = !state.is_open && state.events <= FEW;
+                let may_wait = !state.is_open && !of.fails && of.events <= FEW;
                 if !may_wait || give_up.is_some_and(|give_up| give_up <= Instant::now()) {
-                    state.storing += 1;
-                    break;
+                    break self.storing(&mut state, lane);
                 }
             }
             let give_up = *give_up.get_or_insert_with(|| Instant::now() + HANDOVER);
             let _ = timeout_at(give_up, changed).await;
+        };
+        loop {
+            let changed = self.changed.notified();
+            if lock(&self.state).of(lane).direct == 0 {
+                return Way::File(storing);
+            }
+            changed.await;
         }
-        let storing = Storing(self);
-        drop(self.direct.write().await);
-        Way::File(storing)
     }
 
     /// The way to the file of an event that was on its way to the queue.
-    pub(super) fn turn(&self) -> Storing<'_> {
-        lock(&self.state).storing += 1;
-        Storing(self)
+    pub(super) fn turn(&self, lane: Option<Lane>) -> Storing<'_> {
+        self.storing(&mut lock(&self.state), lane)
+    }
+
+    fn storing(&self, state: &mut State, lane: Option<Lane>) -> Storing<'_> {
+        state.storing += 1;
+        state.change(lane, |of| of.storing += 1);
+        Storing {
+            gate: self,
+            lane,
+            may_be_stored: true,
+        }
     }
 
     /// Opens or closes the breaker, and returns whether that is new.
     pub(super) fn set_open(&self, is_open: bool) -> bool {
-        let was_open = std::mem::replace(&mut lock(&self.state).is_open, is_open);
+        let mut state = lock(&self.state);
+        let was_open = std::mem::replace(&mut state.is_open, is_open);
+        drop(state);
         self.changed.notify_waiters();
         was_open != is_open
     }
@@ -91,22 +148,74 @@ impl Gate {
         lock(&self.state).is_open
     }
 
+    /// Notes that the queue did not accept an event, with the number of its lane or, without one, of the event. Returns
+    /// whether its lane did not fail before, and whether the breaker has to open.
+    pub(super) fn failed(&self, lane: Option<Lane>, number: u128) -> (bool, bool) {
+        let mut state = lock(&self.state);
+        let is_new = !state.of(lane).fails;
+        state.change(lane, |of| of.fails = true);
+        if state.failed.len() < LANES && !state.failed.contains(&number) {
+            state.failed.push(number);
+        }
+        self.stored.notify_one();
+        (is_new, state.failed.len() == LANES)
+    }
+
+    /// Notes that the queue has accepted an event.
+    pub(super) fn accepted(&self, lane: Option<Lane>) {
+        let mut state = lock(&self.state);
+        state.failed.clear();
+        state.change(lane, |of| of.fails = false);
+    }
+
+    /// Whether the queue did not accept an event, and none after it.
+    pub(super) fn has_failed(&self) -> bool {
+        !lock(&self.state).failed.is_empty()
+    }
+
     /// Whether events may be in the file, or on their way to it.
     pub(super) fn is_busy(&self) -> bool {
         let state = lock(&self.state);
         state.has_events || state.storing > 0
     }
 
-    /// Notes how many events are in the file.
-    pub(super) fn set_events(&self, events: u64) {
-        let mut state = lock(&self.state);
-        state.events = events;
-        state.has_events |= events > 0;
+    /// At most how many events are in the file.
+    pub(super) fn events(&self) -> u64 {
+        lock(&self.state).events
     }
 
-    pub(super) fn forwarded(&self) {
+    /// Notes how many events of each lane are in the file.
+    pub(super) fn set_events(&self, events: Vec<(Option<Lane>, u32)>) {
+        let mut state = lock(&self.state);
+        for (lane, events) in events {
+            state.has_events = true;
+            state.events += u64::from(events);
+            state.change(lane, |of| of.events = events);
+        }
+    }
+
+    /// How many events of a lane are in the file, unless one is being stored there now.
+    pub(super) fn quiet_lane(&self, lane: Option<Lane>) -> Option<u32> {
+        let of = lock(&self.state).of(lane);
+        (of.storing == 0).then_some(of.events)
+    }
+
+    /// Notes that an event has left the file, and with the number of events in its lane [before](Self::quiet_lane), that it
+    /// was the last one there, unless another one was stored meanwhile.
+    pub(super) fn forwarded(&self, lane: Option<Lane>, last_of: Option<u32>) {
         let mut state = lock(&self.state);
         state.events = state.events.saturating_sub(1);
+        state.change(lane, |of| {
+            let is_last = of.storing == 0 && last_of == Some(of.events);
+            of.events = if is_last {
+                0
+            } else {
+                of.events.saturating_sub(1).max(1)
+            };
+        });
+        if !state.of(lane).is_in_file() {
+            self.changed.notify_waiters();
+        }
     }
 
     /// How often an event was stored in the file, if none is being stored now.
@@ -120,44 +229,145 @@ impl Gate {
         let mut state = lock(&self.state);
         if state.storing == 0 && state.stored == since {
             (state.has_events, state.events) = (false, 0);
+            state.lanes.retain(|_, of| {
+                (of.events, of.fails) = (0, false);
+                of.direct > 0
+            });
             self.changed.notify_waiters();
         }
     }
 }
 
+/// An event that is on its way to the queue.
+pub(super) struct Direct<'a> {
+    gate: &'a Gate,
+    lane: Option<Lane>,
+}
+
+impl Drop for Direct<'_> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.gate.state);
+        state.change(self.lane, |of| of.direct -= 1);
+        if state.of(self.lane).storing > 0 {
+            self.gate.changed.notify_waiters();
+        }
+    }
+}
+
 /// An event that is being stored in the file. If this is dropped, it may have been.
-pub(super) struct Storing<'a>(&'a Gate);
+pub(super) struct Storing<'a> {
+    gate: &'a Gate,
+    lane: Option<Lane>,
+    may_be_stored: bool,
+}
+
+impl Storing<'_> {
+    /// Notes that the event is not in the file.
+    pub(super) fn cancel(mut self) {
+        self.may_be_stored = false;
+    }
+}
 
 impl Drop for Storing<'_> {
     fn drop(&mut self) {
-        let mut state = lock(&self.0.state);
+        let stored = u32::from(self.may_be_stored);
+        let mut state = lock(&self.gate.state);
         state.storing -= 1;
         state.stored += 1;
-        state.events += 1;
-        state.has_events = true;
-        self.0.stored.notify_one();
+        state.events += u64::from(stored);
+        state.has_events |= self.may_be_stored;
+        state.change(self.lane, |of| {
+            of.storing -= 1;
+            of.events += stored;
+        });
+        self.gate.stored.notify_one();
+        if !self.may_be_stored {
+            self.gate.changed.notify_waiters();
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
+
     use super::*;
+
+    const LANE: Option<Lane> = Some(Lane(1));
 
     #[test]
     fn a_file_with_an_event_that_was_stored_meanwhile_is_not_empty() {
         let gate = Gate::default();
         for stored in 1..=3 {
             let quiet = gate.quiet().unwrap();
-            let storing = gate.turn();
+            let storing = gate.turn(LANE);
             assert!(gate.is_busy());
             gate.empty(quiet);
             assert_eq!(gate.quiet(), None);
             drop(storing);
-            assert_eq!(lock(&gate.state).events, stored);
+            assert_eq!(gate.events(), stored);
             gate.empty(quiet);
             assert!(gate.is_busy());
         }
         gate.empty(gate.quiet().unwrap());
         assert!(!gate.is_busy());
+        assert!(lock(&gate.state).lanes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lane_with_an_event_that_was_stored_meanwhile_stays_in_the_file() {
+        let gate = Gate::default();
+        let is_direct = |lane| match gate.way(lane).now_or_never() {
+            Some(Way::Queue(_)) => true,
+            Some(Way::File(storing)) => {
+                storing.cancel();
+                false
+            }
+            None => false,
+        };
+        drop(gate.turn(LANE));
+        assert!(!is_direct(LANE) && is_direct(Some(Lane(2))) && is_direct(None));
+        let before = gate.quiet_lane(LANE);
+        let storing = gate.turn(LANE);
+        assert_eq!(gate.quiet_lane(LANE), None);
+        gate.forwarded(LANE, before);
+        drop(storing);
+        gate.forwarded(LANE, before);
+        assert!(!is_direct(LANE));
+        gate.forwarded(LANE, gate.quiet_lane(LANE));
+        assert!(is_direct(LANE));
+        // What was not stored leaves nothing behind.
+        gate.turn(LANE).cancel();
+        assert!(is_direct(LANE));
+        // The lane of one that was refused without a key goes there, too.
+        gate.failed(LANE, 1);
+        assert!(!is_direct(LANE));
+        gate.accepted(LANE);
+        assert!(is_direct(LANE) && lock(&gate.state).lanes.is_empty());
+    }
+
+    #[test]
+    fn an_event_goes_to_the_file_behind_those_of_its_lane_that_may_follow_it_there() {
+        let gate = Gate::default();
+        let Some(Way::Queue(direct)) = gate.way(LANE).now_or_never() else {
+            panic!("it goes to the file")
+        };
+        gate.set_open(true);
+        let mut way = Box::pin(gate.way(LANE));
+        assert!(way.as_mut().now_or_never().is_none());
+        assert!(gate.way(Some(Lane(2))).now_or_never().is_some());
+        drop(gate.turn(LANE));
+        drop(direct);
+        assert!(matches!(way.now_or_never(), Some(Way::File(_))));
+    }
+
+    #[test]
+    fn failures_of_three_lanes_without_a_success_between_them_open_the_breaker() {
+        let gate = Gate::default();
+        let failed = |lane: i64| gate.failed(Some(Lane(lane)), lane.unsigned_abs().into()).1;
+        assert!(![1, 2, 1, 2].into_iter().any(failed));
+        gate.accepted(Some(Lane(3)));
+        assert!(![1, 4].into_iter().any(failed));
+        assert!(failed(5));
     }
 }

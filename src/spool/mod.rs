@@ -33,11 +33,12 @@
 //!
 //! # How it works
 //!
-//! - While the queue can be reached and the file is empty, events go to the queue.
-//! - After one acceptance that fails (but not for damaged data) or takes longer than a second, they go to the file, and the
-//!   queue is asked again each second. A delivery with a key whose acceptance failed goes to the file in the same request.
-//! - Then all events of the process go through the file, in their order, until it is empty. An error of the queue makes all
-//!   of them wait. Their bodies are deleted from the file when the queue has them.
+//! - While the queue can be reached, events go to the queue.
+//! - A delivery with a key whose acceptance fails (but not for damaged data) or takes longer than a second goes to the file
+//!   in the same request. While the file has events of a chat, the next ones of that chat go there, too, in their order.
+//! - One chat may be locked by somebody else. After failures of three chats without a success between them, or if the queue
+//!   cannot be reached, all events go to the file, and the queue is asked again each second. Events are deleted from the
+//!   file when the queue has them.
 //! - If the file is full, or its disk fails, the response is 503. Its room is reserved at the start, in a file `-reserve`
 //!   beside it. The default limit is 1 GiB.
 //!
@@ -59,8 +60,9 @@
 //! - **Handlers** can ask `RawDelivery::was_spooled`. An event that was accepted later by another process may have been
 //!   handled before. The acceptance of an event, its retention and its age begin when it is forwarded.
 //! - **A dead letter from the start** (a body that is no JSON object) is reported when it is accepted, with the number 0.
-//! - An event that the queue refuses in ten rounds, while it accepts others, stays in the file. It is tried again when the
-//!   file is opened.
+//! - **An event that the queue refuses** ten times, while it accepts others, stays in the file. Its chat goes on, and it is
+//!   tried again after 2 s, then after twice as long each time, up to 10 minutes. One that is not answered is not refused:
+//!   its chat waits.
 //!
 //! # The file
 //!
@@ -89,18 +91,21 @@ mod lost;
 mod reserve;
 mod status;
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::FutureExt;
+use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
+use self::forward::Failures;
 use self::gate::{Gate, Storing, Way};
 use self::lost::Newest;
 use self::reserve::{Reserve, log_room};
@@ -109,7 +114,7 @@ pub use self::status::Status;
 use crate::error::Chain;
 use crate::inbox::Queue;
 use crate::inbox::actions::By;
-use crate::inbox::event::{EventId, NewEvent, Take};
+use crate::inbox::event::{EventId, Lane, NewEvent, Take};
 use crate::inbox::internal::forget_all;
 use crate::inbox::queue::{
     AcceptEvents, Accepted, CountEvents, ForgetChats, MeasureTables, Tables,
@@ -118,7 +123,7 @@ use crate::inbox::records::Forgotten;
 use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
-use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+use crate::store::{EventKey, OpenError, OpenErrorKind, StoreError, StoreErrorKind};
 use crate::task::AbortOnDrop;
 
 /// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
@@ -203,7 +208,9 @@ impl Spool {
             measured: Mutex::default(),
             identity: AtomicI64::new(0),
             holds_leases: AtomicBool::new(true),
-            forwarding: tokio::sync::Mutex::new(()),
+            failures: Mutex::default(),
+            accepted: AtomicU64::new(0),
+            forwarding: Arc::default(),
             reason: Mutex::default(),
             newest: Mutex::default(),
         };
@@ -240,37 +247,37 @@ struct Shared {
     identity: AtomicI64,
     /// Whether events in the file may be taken, and nobody forwards them any more.
     holds_leases: AtomicBool,
-    /// Nobody forgets a chat meanwhile.
-    forwarding: tokio::sync::Mutex<()>,
+    /// Of events in the file.
+    failures: Mutex<HashMap<EventId, Failures>>,
+    /// How many events the queue has accepted.
+    accepted: AtomicU64,
+    /// Read while events are forwarded. Nobody forgets a chat meanwhile.
+    forwarding: Arc<RwLock<()>>,
     /// Why the breaker is open.
     reason: Mutex<String>,
     newest: Mutex<Newest>,
 }
 
 impl Spooled {
-    /// Waits until all events in the file are forwarded, or until `within` has passed. Returns the number of events that
-    /// are left, of which some may be accepted meanwhile.
+    /// Waits until all events in the file are forwarded, except those that the queue [refuses](Status::refused), or until
+    /// `within` has passed. Returns the number of all events that are left, of which some may be accepted meanwhile.
     pub async fn flush(&self, within: Duration) -> u64 {
         const ASK: Duration = Duration::from_millis(20);
-        let empty = async {
-            while self.shared.gate.is_busy() {
+        let shared = &*self.shared;
+        let forwarded = async {
+            while shared.gate.is_busy() {
+                let refused = shared.refused();
+                if refused > 0 && shared.gate.events() <= refused {
+                    break;
+                }
                 tokio::time::sleep(ASK).await;
             }
         };
-        if timeout(within, empty).await.is_ok() {
+        if timeout(within, forwarded).await.is_ok() && !shared.gate.is_busy() {
             return 0;
         }
-        let stats = self.shared.file.stats().await;
+        let stats = shared.file.stats().await;
         stats.map_or_else(|_| self.status().events, |stats| stats.unsettled())
-    }
-
-    /// Counts the events in the file that the queue refuses, though it accepts others: see [`Status::refused`].
-    ///
-    /// # Errors
-    ///
-    /// When the file cannot be read.
-    pub async fn refused(&self) -> Result<u64, StoreError> {
-        Ok(self.shared.file.stats().await?.dead())
     }
 
     /// Returns what is in the file, as it was at most a second ago. Its events are counted less often where that takes longer
@@ -303,9 +310,8 @@ impl Shared {
         bounded.await.map_err(unusable)?;
         let identity = self.file.spool_of().await.map_err(unusable)?;
         self.identity.store(identity, Ordering::Relaxed);
-        self.retry_refused().await.map_err(unusable)?;
-        let stats = self.file.stats().await.map_err(unusable)?;
-        self.gate.set_events(stats.unsettled());
+        let lanes = self.file.lanes().await.map_err(unusable)?;
+        self.gate.set_events(lanes);
         match self.ask().await {
             Ok(()) => Ok(()),
             Err(error) if is_foreign(&error) => Err(OpenError::new(
@@ -337,9 +343,41 @@ impl Shared {
         }
     }
 
+    /// Notes that the queue has accepted an event, or has answered why it does not.
+    async fn accepted(&self, it: &Asked, accepted: &Accepted) {
+        self.gate.accepted(it.lane);
+        self.accepted.fetch_add(1, Ordering::Relaxed);
+        self.note_accepted(it.key, it.retain, accepted).await;
+    }
+
+    /// Notes that the queue did not accept an event. One lane says little about the database.
+    fn did_not_accept(&self, it: &Asked, error: &StoreError) {
+        if is_of_event(error) {
+            return;
+        }
+        self.doubt_newest();
+        let (is_new, opens) = self.gate.failed(it.lane, it.number());
+        if opens {
+            self.open_breaker(error);
+        } else if is_new {
+            tracing::warn!(
+                reason = Chain(error).to_string(),
+                "the queue did not accept an event: those of its chat go through the spool until it does"
+            );
+        }
+    }
+
+    /// Notes that the queue did not answer a question. It cannot be reached, unless it may only be slow.
+    fn did_not_answer(&self, error: &StoreError) {
+        self.doubt_newest();
+        if error.kind() != StoreErrorKind::TimedOut || self.gate.failed(None, fastrand::u128(..)).1
+        {
+            self.open_breaker(error);
+        }
+    }
+
     fn open_breaker(&self, error: &StoreError) {
         let is_new = self.gate.set_open(true);
-        self.doubt_newest();
         let reason = Chain(error).to_string();
         let before = std::mem::replace(&mut *lock(&self.reason), reason.clone());
         if is_new {
@@ -374,17 +412,65 @@ impl Shared {
 
     /// Stores an event in the file.
     async fn store(&self, event: NewEvent, storing: Storing<'_>) -> Result<Accepted, StoreError> {
-        self.check_room(event.delivery.body().len()).await?;
-        let packed = event::pack(event);
-        let packed = packed.map_err(|error| StoreError::new(StoreErrorKind::Corrupt, error))?;
-        let packed = Arc::new(packed);
-        let accepted = self.with_room(|| self.file.store(&packed)).await?;
-        drop(storing);
-        Ok(match accepted {
-            Accepted::New { .. } => Accepted::Spooled,
-            known => known,
-        })
+        let has_room = self.check_room(event.delivery.body().len()).await;
+        let packed = has_room.and_then(|()| {
+            event::pack(event).map_err(|error| StoreError::new(StoreErrorKind::Corrupt, error))
+        });
+        let packed = match packed {
+            Ok(packed) => Arc::new(packed),
+            Err(error) => {
+                storing.cancel();
+                return Err(error);
+            }
+        };
+        match self.with_room(|| self.file.store(&packed)).await? {
+            Accepted::New { .. } => Ok(Accepted::Spooled),
+            known => {
+                storing.cancel();
+                Ok(known)
+            }
+        }
     }
+
+    /// The number of events in the file that the queue refuses.
+    fn refused(&self) -> u64 {
+        let failures = lock(&self.failures);
+        failures.values().filter(|it| it.is_refused()).count() as u64
+    }
+}
+
+/// An event that the queue is asked to accept.
+struct Asked {
+    lane: Option<Lane>,
+    key: Option<EventKey>,
+    retain: Duration,
+}
+
+impl Asked {
+    fn of(event: &NewEvent) -> Self {
+        Self {
+            lane: event.lane,
+            key: event.key,
+            retain: event.retain,
+        }
+    }
+
+    /// That of its lane, or its own.
+    fn number(&self) -> u128 {
+        match (self.lane, self.key) {
+            (Some(Lane(lane)), _) => u128::from(lane.cast_unsigned()),
+            (None, Some(key)) => key.key(),
+            (None, None) => fastrand::u128(..),
+        }
+    }
+}
+
+/// Whether another event may be accepted.
+fn is_of_event(error: &StoreError) -> bool {
+    matches!(
+        error.kind(),
+        StoreErrorKind::Corrupt | StoreErrorKind::Invalid
+    )
 }
 
 /// Calls the queue within a time limit.
@@ -431,28 +517,27 @@ impl From<Spooled> for Queue {
 impl AcceptEvents for Spooled {
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let shared = &*self.shared;
-        let direct = match shared.gate.way().await {
+        let it = Asked::of(&event);
+        let direct = match shared.gate.way(it.lane).await {
             // In boxes, so that an acceptance by the queue is not larger for them.
             Way::File(storing) => return Box::pin(shared.store(event, storing)).await,
             Way::Queue(direct) => direct,
         };
         let accepting = shared.queue.accept.accept(event.clone(), take);
         let error = match within(shared.spool.accept_within, accepting).await {
-            Err(error) if error.kind() != StoreErrorKind::Corrupt => error,
-            accepted => {
-                if let Ok(accepted) = &accepted {
-                    let noted = shared.note_accepted(event.key, event.retain, accepted);
-                    noted.await;
-                }
-                return accepted;
+            Ok(accepted) => {
+                shared.accepted(&it, &accepted).await;
+                return Ok(accepted);
             }
+            Err(error) => error,
         };
-        shared.open_breaker(&error);
-        if event.key.is_none() {
-            // It may have been stored, which nobody would recognise.
+        shared.did_not_accept(&it, &error);
+        if it.key.is_none() || is_of_event(&error) {
+            // Without a key, it may have been stored, which nobody would recognise.
             return Err(error);
         }
-        let stored = Box::pin(shared.store(event, shared.gate.turn())).await;
+        let storing = shared.gate.turn(it.lane);
+        let stored = Box::pin(shared.store(event, storing)).await;
         drop(direct);
         stored
     }
@@ -468,7 +553,7 @@ impl MeasureTables for Spooled {
             match within(shared.spool.accept_within, shared.queue.measure.measure()).await {
                 Ok(tables) if tables.is_writable => return Ok(tables),
                 Ok(_) => {}
-                Err(error) => shared.open_breaker(&error),
+                Err(error) => shared.did_not_answer(&error),
             }
         }
         let bytes = shared.file.measure().await?.bytes;
@@ -489,9 +574,11 @@ impl ForgetChats for Spooled {
         by: &By,
     ) -> Result<Forgotten, StoreError> {
         let shared = &*self.shared;
-        let _forwarding = shared.forwarding.lock().await;
+        let _forwarding = shared.forwarding.write().await;
         if events.is_none() {
             forget_all(&shared.file, chat, by).await?;
+            // Those of this chat do not fail again.
+            lock(&shared.failures).clear();
         }
         shared.queue.forget.forget(chat, events, by).await
     }

@@ -19,7 +19,7 @@ pub struct Status {
     pub events: u64,
     /// The time since the oldest of them was accepted.
     pub oldest: Option<Duration>,
-    /// The number of events that the queue refuses, though it accepts others. They are tried again when the file is opened.
+    /// The number of those that the queue refuses, though it accepts others. They are tried again, ever less often.
     pub refused: u64,
     /// The bytes that are in use.
     pub bytes: u64,
@@ -104,6 +104,7 @@ impl Shared {
         Status {
             limit: self.spool.limit,
             is_open: self.gate.is_open(),
+            refused: self.refused(),
             ..lock(&self.measured).status.clone()
         }
     }
@@ -137,7 +138,6 @@ impl Shared {
         let mut measured = lock(&self.measured);
         measured.counted = Some((Instant::now(), began.elapsed()));
         measured.status.events = stats.unsettled();
-        measured.status.refused = stats.dead();
         measured.status.oldest = stats.kinds.iter().filter_map(|kind| stats.age(kind)).max();
         Ok(())
     }

@@ -23,6 +23,8 @@ mod gaps;
 #[cfg(feature = "conformance")]
 mod handlers;
 mod history;
+#[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
+mod kinds;
 #[cfg(feature = "conformance")]
 mod memory;
 #[cfg(all(feature = "metrics", feature = "moka", feature = "sqlite"))]

@@ -4,7 +4,9 @@ use async_trait::async_trait;
 use tokio::time::Instant;
 
 use super::{Event, FOREVER, KnownKey, MemoryQueue, OVERHEAD, Place, State, size};
-use crate::inbox::event::{EventId, EventState, NewEvent, Take};
+use crate::inbox::event::{
+    EventId, EventState, Failure, MOST_WAITING_KINDS, NewEvent, TOO_MANY_KINDS, Take,
+};
 use crate::inbox::queue::{AcceptEvents, Accepted};
 use crate::route::EventType;
 use crate::store::StoreError;
@@ -36,6 +38,8 @@ impl State {
             self.forget.insert((until, digests.key()));
         }
         let is_dead = new.dead.is_some();
+        let of = EventType::new(new.delivery.route().clone(), new.delivery.kind().clone());
+        let may_wait = is_dead || self.may_wait(&of);
         self.bytes += OVERHEAD + size(new.delivery.body(), new.delivery.headers());
         self.events.insert(id, Event::new(new, self.now));
         self.retained.insert((until, id));
@@ -47,6 +51,20 @@ impl State {
             };
         }
         let is_first = self.join_line(id);
+        if !may_wait && take.is_none_or(|take| !is_first || !self.may_take(take, id)) {
+            let [outcome, reason] = TOO_MANY_KINDS;
+            self.unset_ready(id);
+            self.leave_line(id);
+            let now = self.now;
+            let event = self.event(id);
+            event.place = Place::Ended {
+                state: EventState::Dead,
+                at: now,
+            };
+            event.failures = 1;
+            event.past.push((now, Failure::new(outcome, reason)));
+            return Accepted::DeadLetter { id: EventId(id) };
+        }
         let taken = take
             .filter(|take| is_first && self.may_take(take, id))
             .map(|take| Box::new(self.take(id, take)));
@@ -54,6 +72,16 @@ impl State {
             id: EventId(id),
             taken,
         }
+    }
+
+    /// Whether an event of a type may wait: one of its type is first in its lane, or not too many other types of the route are.
+    fn may_wait(&self, of: &EventType) -> bool {
+        let at_route = |ready: &&EventType| ready.route == of.route;
+        self.ready.len() < MOST_WAITING_KINDS
+            || self.ready.contains_key(of)
+            || self.suspects.contains_key(of)
+            || self.taken.iter().any(|(_, id)| self.events[id].of == *of)
+            || self.ready.keys().filter(at_route).count() < MOST_WAITING_KINDS
     }
 
     /// The answer to an event that was accepted before.

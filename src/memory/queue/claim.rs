@@ -1,12 +1,13 @@
 //! How events are taken.
 
+use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 
 use async_trait::async_trait;
 
-use super::{FOREVER, MemoryQueue, Place, State};
+use super::{Due, FOREVER, MemoryQueue, Place, Ready, State};
 use crate::delivery::RawDelivery;
-use crate::inbox::event::{EventId, EventLease, Share, Take, TakenEvent, UNCOUNTED};
+use crate::inbox::event::{EventId, EventLease, Kinds, Share, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::queue::{ClaimEvents, Claims};
 use crate::route::EventType;
 use crate::store::{Fence, StoreError};
@@ -28,6 +29,28 @@ impl ClaimEvents for MemoryQueue {
         let can_take = state.may_take(take, id.0) && state.is_first(id.0);
         Ok(can_take.then(|| state.take(id.0, take)))
     }
+}
+
+/// The types that the shares take, if each share names them.
+fn named(of: &[Share]) -> Option<Vec<EventType>> {
+    let mut named = Vec::new();
+    for share in of {
+        let Kinds { route, .. } = &share.take.kinds;
+        let included = share.take.kinds.included()?.iter();
+        named.extend(included.map(|kind| EventType::new(route.clone(), kind.clone())));
+    }
+    Some(named)
+}
+
+/// The events that are ready, of these types or of all. Types that nobody takes cost nothing.
+fn types<'a>(
+    ready: &'a Ready,
+    named: Option<&'a [EventType]>,
+) -> impl Iterator<Item = (&'a EventType, &'a BTreeSet<Due>)> {
+    let all = named.is_none().then(|| ready.iter());
+    let named = named.unwrap_or_default().iter();
+    let named = named.filter_map(|of| ready.get_key_value(of));
+    named.chain(all.into_iter().flatten())
 }
 
 impl State {
@@ -105,9 +128,10 @@ impl State {
                 later.extend(first.map(|(due, _)| (*due, at)));
             }
         }
+        let named = named(of);
         let next = loop {
-            let ready = self.ready.iter().map(|ready| (false, ready));
-            let suspect = self.suspects.iter().map(|ready| (true, ready));
+            let ready = types(&self.ready, named.as_deref()).map(|ready| (false, ready));
+            let suspect = types(&self.suspects, named.as_deref()).map(|ready| (true, ready));
             // Types are indexed apart, so a million events of a paused type cost a claim as much as one.
             let firsts = ready.chain(suspect.filter(|_| suspects > 0));
             let firsts = firsts.filter_map(|(is_suspect, (event_type, events))| {

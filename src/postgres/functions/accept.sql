@@ -53,6 +53,24 @@ RETURNS SETOF {schema}.kinds LANGUAGE sql STABLE AS $tower_webhook$
         )
 $tower_webhook$;
 
+-- The routes of which as many types wait as may, as `MOST_WAITING_KINDS`: an event of each is first in its lane.
+CREATE FUNCTION {schema}.full_routes() RETURNS text[]
+LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+BEGIN
+    RETURN ARRAY(
+        WITH RECURSIVE busy (kind) AS (
+            (SELECT h.kind FROM {schema}.head h ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1)
+            UNION ALL
+            SELECT (
+                SELECT h.kind FROM {schema}.head h
+                WHERE h.kind > b.kind ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1
+            ) FROM busy b WHERE b.kind IS NOT NULL
+        )
+        SELECT k.route FROM busy b, {schema}.kinds k WHERE k.id = b.kind GROUP BY k.route HAVING count(*) >= 1000
+    );
+END $tower_webhook$;
+
 -- Records keys as done: those of the events that have a number. Returns how many were free.
 CREATE FUNCTION {schema}.keep_keys(p_keys uuid[], p_bodies uuid[], p_retains bigint[], p_seqs bigint[], p_now bigint)
 RETURNS integer LANGUAGE plpgsql
@@ -103,6 +121,14 @@ DECLARE
     v_id integer;
     v_ids integer[] := array_fill(NULL::integer, ARRAY[cardinality(p_names)]);
     v_open boolean[] := array_fill(NULL::boolean, ARRAY[cardinality(p_names)]);
+    -- Looked up once, which costs as much as the types that wait.
+    v_full text[];
+    v_may_wait boolean[] := array_fill(true, ARRAY[cardinality(p_names)]);
+    -- The events of types that may not wait, and why: as `TOO_MANY_KINDS`.
+    v_one_more boolean[] := '{}';
+    c_outcome CONSTANT bytea := 'too-many-types';
+    c_reason CONSTANT bytea :=
+        '1,000 other event types of this route wait already: have a worker take them, or discard them, and then redrive this event';
     v_known uuid[];
     v_is_left boolean[] := array_fill(true, ARRAY[v_count]);
     v_new bigint[];
@@ -170,7 +196,24 @@ BEGIN
                 END IF;
                 v_ids[v_at] := v_id;
                 v_open[v_at] := EXISTS (SELECT FROM {schema}.open_kinds(ARRAY[v_id], ARRAY[v_route], '{}', '{}', '{}'));
+                -- There are no more types than numbers.
+                IF v_id > 1000 AND NOT EXISTS (SELECT FROM {schema}.head h WHERE h.kind = v_id) THEN
+                    v_full := coalesce(v_full, {schema}.full_routes());
+                    v_may_wait[v_at] := v_route <> ALL (v_full);
+                END IF;
             END LOOP;
+            IF false = ANY (v_may_wait) THEN
+                SELECT array_agg(e.is_one_more ORDER BY e.at),
+                    array_agg(CASE WHEN e.is_one_more THEN c_outcome ELSE e.outcome END ORDER BY e.at),
+                    array_agg(CASE WHEN e.is_one_more THEN c_reason ELSE e.reason END ORDER BY e.at)
+                INTO v_one_more, p_outcomes, p_reasons
+                FROM (
+                    SELECT e.*, e.outcome IS NULL AND NOT v_may_wait[e.kind]
+                        AND (e.lease IS NULL OR NOT v_open[e.kind]) AS is_one_more
+                    FROM unnest(p_kinds, p_leases, p_outcomes, p_reasons) WITH ORDINALITY
+                        AS e (kind, lease, outcome, reason, at)
+                ) AS e;
+            END IF;
         END IF;
         v_new := ARRAY(
             SELECT CASE WHEN e.is_left THEN nextval($tower_webhook_name${schema}.events_seq_seq$tower_webhook_name$) END
@@ -276,7 +319,7 @@ BEGIN
     PERFORM {schema}.rejoin_lane(e.lane) FROM unnest(v_returning) AS e (lane);
     RETURN QUERY
     SELECT
-        e.at, 'new', NULL::boolean, NULL::bigint, e.seq, v_now,
+        e.at, CASE WHEN v_one_more[e.at] THEN 'dead-letter' ELSE 'new' END, NULL::boolean, NULL::bigint, e.seq, v_now,
         CASE WHEN e.outcome IS NULL AND (v_waiting IS NULL OR e.seq <> ALL (v_waiting)) THEN e.fence END
     FROM unnest(v_seqs, v_fences, p_outcomes) WITH ORDINALITY AS e (seq, fence, outcome, at)
     WHERE e.seq IS NOT NULL;

@@ -179,6 +179,12 @@ BEGIN
     END LOOP;
     IF (SELECT count(*) FROM (SELECT FROM {schema}.kinds LIMIT c_few + 1) AS k) <= c_few THEN
         v_kinds := ARRAY(SELECT k.id FROM {schema}.kinds k WHERE k.is_seen);
+    ELSIF p_routes <@ p_limited THEN
+        -- Those that are named. Kinds that nobody takes cost nothing.
+        v_kinds := ARRAY(
+            SELECT k.id FROM unnest(p_only) AS o (kind), {schema}.kinds k
+            WHERE k.name = substr(o.kind, strpos(o.kind, '/') + 1) AND k.route = split_part(o.kind, '/', 1) AND k.is_seen
+        );
     ELSE
         -- Those that have work.
         v_kinds := ARRAY(

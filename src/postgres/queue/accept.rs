@@ -150,6 +150,10 @@ fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
             });
         }
         "body-replayed" => return Ok(Accepted::BodyReplayed),
+        "dead-letter" => {
+            let id = EventId(column(row, 3)?);
+            return Ok(Accepted::DeadLetter { id });
+        }
         _ => return Err(corrupt("an unknown answer to an acceptance")),
     }
     let id = EventId(column(row, 3)?);

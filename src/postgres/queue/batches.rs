@@ -156,7 +156,7 @@ impl<C: Call> Batches<C> {
         (&mut waits.result).await.unwrap_or_else(|_| {
             let ended =
                 "the statement took too long, or the runtime that executed it was shut down";
-            Err(StoreError::new(StoreErrorKind::Unavailable, ended))
+            Err(StoreError::new(StoreErrorKind::TimedOut, ended))
         })
     }
 
@@ -501,6 +501,65 @@ mod tests {
             answer.unwrap();
         }
         assert_eq!(*sizes.lock().unwrap(), [4, 2]);
+    }
+
+    #[derive(Clone)]
+    struct OfRow(Row);
+
+    impl Call for OfRow {
+        type Return = ();
+
+        fn row(&self) -> Option<Row> {
+            Some(self.0)
+        }
+    }
+
+    /// Each look is a statement: there is one for all rows and callers, however many these are.
+    #[tokio::test(start_paused = true)]
+    async fn locked_rows_are_looked_at_ten_times_a_second() {
+        let is_locked = Arc::new(std::sync::atomic::AtomicBool::new(true));
+        let (looks, statements) = (Arc::new(Mutex::new(Vec::new())), Arc::new(Mutex::new(0)));
+        let locks = Arc::clone(&is_locked);
+        let executed = Arc::clone(&statements);
+        let execute = move |calls: Vec<OfRow>| {
+            *executed.lock().unwrap() += 1;
+            let is_blocked = locks.load(std::sync::atomic::Ordering::Relaxed);
+            async move {
+                match is_blocked {
+                    true => Executed::Blocked,
+                    false => Executed::Done(calls.iter().map(|_| Ok(())).collect()),
+                }
+            }
+        };
+        let (locks, looked) = (Arc::clone(&is_locked), Arc::clone(&looks));
+        let locked = move |rows: BTreeSet<Row>| -> Boxed<_> {
+            looked.lock().unwrap().push(rows.len());
+            let is_locked = locks.load(std::sync::atomic::Ordering::Relaxed);
+            Box::pin(async move { Ok(if is_locked { rows } else { BTreeSet::new() }) })
+        };
+        let batches = Batches::new(execute, Box::new(locked), Arc::new(|_| Box::pin(async {})));
+        let callers: Vec<_> = (0..50)
+            .map(|caller| {
+                let batches = Arc::clone(&batches);
+                tokio::spawn(async move { batches.call(OfRow((caller % 5, 0))).await })
+            })
+            .collect();
+        sleep(Duration::from_secs(10)).await;
+        let before = looks.lock().unwrap().clone();
+        // One when they are found, and those of ten seconds.
+        assert!((95..=102).contains(&before.len()), "{}", before.len());
+        assert!(before.iter().all(|rows| *rows == 5), "{before:?}");
+        assert_eq!(*statements.lock().unwrap(), 1);
+
+        is_locked.store(false, std::sync::atomic::Ordering::Relaxed);
+        for caller in callers {
+            caller.await.unwrap().unwrap();
+        }
+        // Nobody looks at rows that are free.
+        let looked = looks.lock().unwrap().len();
+        sleep(Duration::from_secs(10)).await;
+        assert_eq!(looks.lock().unwrap().len(), looked);
+        assert!(looked <= before.len() + 1);
     }
 
     /// Nobody sees the row that the statement waits for, as another transaction is about to insert it.

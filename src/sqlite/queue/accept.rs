@@ -6,7 +6,7 @@ use rusqlite::{Result, params};
 use super::row::{self, Work};
 use super::{SqliteQueue, chats, kinds, lanes};
 use crate::delivery::IdempotencyKey;
-use crate::inbox::event::{EventId, NewEvent, Take};
+use crate::inbox::event::{EventId, Failure, NewEvent, TOO_MANY_KINDS, Take};
 use crate::inbox::headers;
 use crate::inbox::queue::{AcceptEvents, Accepted};
 use crate::sqlite::engine::{Need, Tx};
@@ -65,13 +65,12 @@ pub(super) fn accept(
 
     // After the keys, as a copy of a delivery may have any kind.
     let kind = kinds::find(tx, delivery.route(), delivery.kind())?;
-    insert(tx, event, line, seq, kind.id, keep_until)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
+        insert(tx, event, line, seq, kind.id, keep_until, State::Dead)?;
         row::fail(tx, seq, failure)?;
         return Ok(Accepted::New { id, taken: None });
     }
-
     let mut work = Work {
         seq,
         kind: kind.id,
@@ -87,7 +86,15 @@ pub(super) fn accept(
     let is_open =
         |take: &&Take| !kind.is_paused && take.kinds.takes(delivery.route(), delivery.kind());
     let take = take.filter(is_open);
-    let Some(take) = take.filter(|_| work.place == Place::Ready) else {
+    let take = take.filter(|_| work.place == Place::Ready);
+    if take.is_none() && !kinds::may_wait(tx, delivery.route(), kind)? {
+        let [outcome, reason] = TOO_MANY_KINDS;
+        insert(tx, event, line, seq, kind.id, keep_until, State::Dead)?;
+        row::fail(tx, seq, &Failure::new(outcome, reason))?;
+        return Ok(Accepted::DeadLetter { id });
+    }
+    insert(tx, event, line, seq, kind.id, keep_until, State::Unsettled)?;
+    let Some(take) = take else {
         work.insert(tx, None)?;
         return Ok(Accepted::New { id, taken: None });
     };
@@ -136,6 +143,7 @@ fn insert(
     seq: i64,
     kind: i64,
     keep_until: i64,
+    state: State,
 ) -> Result<()> {
     let delivery = &event.delivery;
     let mut headers = headers::to_bytes(delivery.headers()).unwrap_or_default();
@@ -143,15 +151,12 @@ fn insert(
     tx.prepare(INSERT)?.execute(params![
         seq,
         kind,
-        match event.dead {
-            Some(_) => State::Dead,
-            None => State::Unsettled,
-        },
+        state,
         delivery.key().map(IdempotencyKey::as_bytes),
         event.chat,
         tx.now,
         keep_until,
-        event.dead.is_some(),
+        state == State::Dead,
     ])?;
     tx.prepare(INSERT_BODY)?.execute(params![
         seq,

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use rusqlite::{OptionalExtension, Result, Row, params};
 
-use super::kinds::Names;
+use super::kinds::{self, Names};
 use super::row::{self, Work};
 use super::{SqliteQueue, lanes};
 use crate::inbox::event::{EventId, Share, Take, TakenEvent};
@@ -51,9 +51,9 @@ const RETURNS: usize = 256;
 
 /// The event that is due first, of those of a kind that are in a place.
 #[derive(Clone, Copy)]
-struct Head {
+pub(super) struct Head {
     place: Place,
-    kind: i64,
+    pub(super) kind: i64,
     due: i64,
     seq: i64,
 }
@@ -70,7 +70,7 @@ impl Head {
         }
     }
 
-    fn first(tx: &Tx<'_>, place: Place, kind: i64) -> Result<Option<Self>> {
+    pub(super) fn first(tx: &Tx<'_>, place: Place, kind: i64) -> Result<Option<Self>> {
         let mut first = tx.prepare(FIRST)?;
         first
             .query_row(params![place, kind], Self::read(place))
@@ -78,7 +78,7 @@ impl Head {
     }
 
     /// One for each kind.
-    fn all(tx: &Tx<'_>, place: Place) -> Result<Vec<Self>> {
+    pub(super) fn all(tx: &Tx<'_>, place: Place) -> Result<Vec<Self>> {
         let mut heads: Vec<Self> = Vec::new();
         let mut next = tx.prepare(NEXT_KIND)?;
         loop {
@@ -101,8 +101,17 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
     let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
     let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
     let mut heads = Vec::new();
+    let named = kinds::named(tx, of)?;
     for place in [Place::Ready, Place::Suspect] {
-        for head in Head::all(tx, place)? {
+        // Kinds that nobody takes cost nothing, unless a worker takes what it does not name.
+        let firsts = match &named {
+            Some(named) => {
+                let firsts = named.iter().map(|kind| Head::first(tx, place, *kind));
+                firsts.filter_map(Result::transpose).collect()
+            }
+            None => Head::all(tx, place),
+        };
+        for head in firsts? {
             if let Some(share) = names.share(tx, head.kind, of)? {
                 heads.push((head, share));
             }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
-use super::{SqliteQueue, accept, settle};
-use crate::inbox::event::{EventLease, NewEvent, Settlement, Take};
+use super::{SqliteQueue, accept, lanes, settle};
+use crate::inbox::event::{EventLease, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled};
 use crate::sqlite::engine::{Need, PAGE, clock};
 use crate::sqlite::keys;
@@ -18,7 +18,8 @@ use crate::store::{OpenError, StoreError};
 
 const SPOOL_OF: &str = "SELECT ifnull(spool_of, 0) FROM file";
 const SET_SPOOL_OF: &str = "UPDATE file SET spool_of = ?1";
-const EXPIRE: &str = sql!("UPDATE work SET due = 0 WHERE place = $Taken");
+const LANES: &str = "SELECT lane, count(*) FROM work GROUP BY lane";
+const MAKE_DUE: &str = sql!("UPDATE work SET due = 0 WHERE place <> $Behind");
 
 impl SqliteQueue {
     /// Opens a spool, and creates it if there is no file. Its log is moved when it has a quarter of the room for it.
@@ -66,15 +67,29 @@ impl SqliteQueue {
         store.await
     }
 
-    /// Settles an event, and drops its keys if it is handled. It does not wait for the disk: an event that comes back after a
+    /// How many events of each lane are there.
+    pub(crate) async fn lanes(&self) -> Result<Vec<(Option<Lane>, u32)>, StoreError> {
+        self.read(|tx| {
+            let mut lanes = tx.prepare(LANES)?;
+            let lanes = lanes.query_map([], |row| {
+                Ok((row.get::<_, Option<i64>>(0)?.map(Lane), row.get(1)?))
+            })?;
+            lanes.collect()
+        })
+        .await
+    }
+
+    /// Settles an event of a lane, and drops its keys if it is handled. Returns also whether the lane has no other event. It
+    /// does not wait for the disk: an event that comes back after a
     /// loss of power is a duplicate for the queue, for as long as that keeps its key.
     pub(crate) async fn forwarded(
         &self,
         lease: &EventLease,
+        lane: Option<Lane>,
         settlement: &Settlement,
         keys: &[u128],
         next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<(Settled, bool), StoreError> {
         let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
         let keys = keys.to_vec();
         self.run_for(Need::Write, move |tx, is_awaited| {
@@ -85,18 +100,22 @@ impl SqliteQueue {
                     rows::drop_of_event(tx, *key, lease.id.0)?;
                 }
             }
-            Ok(settled)
+            let is_last = match lane {
+                Some(Lane(lane)) => lanes::first(tx, lane)?.is_none(),
+                None => true,
+            };
+            Ok((settled, is_last))
         })
         .await
     }
 
-    /// Ends all leases: for the one process that has the file, while it holds none.
-    pub(crate) async fn expire_leases(&self) -> Result<(), StoreError> {
-        let expire = self.run(Need::Write, |tx| {
-            tx.prepare(EXPIRE)?.execute([])?;
+    /// Ends all leases and pauses: for the one process that has the file, while it holds no lease.
+    pub(crate) async fn make_due(&self) -> Result<(), StoreError> {
+        let make_due = self.run(Need::Write, |tx| {
+            tx.prepare(MAKE_DUE)?.execute([])?;
             Ok(())
         });
-        expire.await
+        make_due.await
     }
 }
 

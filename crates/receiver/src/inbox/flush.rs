@@ -22,13 +22,14 @@ pub(crate) async fn flush(
         _ = spooled.flush(Duration::from_secs(within)) => {}
         _ = ctrl_c() => {}
     }
-    let left = spooled.flush(Duration::ZERO).await;
-    let refused = spooled.refused().await?;
+    let all = spooled.flush(Duration::ZERO).await;
+    let refused = spooled.status().refused.min(all);
+    let left = all - refused;
     eprintln!(
         "forwarded: {}, left: {left}, refused by the inbox: {refused}",
-        before.saturating_sub(left + refused)
+        before.saturating_sub(all)
     );
-    Ok(match left + refused {
+    Ok(match all {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,
     })

@@ -67,9 +67,9 @@ async fn keys_of_a_spool_are_dropped_with_their_events() {
     {
         let (now, next) = (taken.take().unwrap(), take());
         let known = [id(key as u64).key()];
-        let settled = spool.forwarded(&now.lease, end, &known, Some(&next));
-        let Settled::Ended(next) = settled.await.unwrap() else {
-            panic!("nobody else settles");
+        let settled = spool.forwarded(&now.lease, now.lane, end, &known, Some(&next));
+        let (Settled::Ended(next), false) = settled.await.unwrap() else {
+            panic!("nobody else settles, and others of the lane wait");
         };
         assert_eq!(spool.sql(keys).await, 19);
         taken = next.map(|next| *next);

@@ -249,6 +249,18 @@ async fn statements_are_compiled_once() {
         desk.wait(9 * DAY);
         queue.purge_all(DAY).await;
     }
+    // Types are counted once there may be many.
+    let far = "INSERT INTO kinds (id, name, paused, route) VALUES (2000, 'far', 0, 'other')";
+    let insert = queue.run(Need::Write, move |tx| tx.db.execute(far, []));
+    insert.await.unwrap();
+    for n in 0..4 {
+        let kind = format!("new-{n}").parse().unwrap();
+        let new = NewEvent {
+            delivery: RawDelivery::new(kind, "{}"),
+            ..event(200 + n)
+        };
+        queue.accept(new, None).await.unwrap();
+    }
     for sql in statements() {
         let count = move |tx: &mut Tx<'_>| {
             let statement = tx.db.prepare_cached(sql)?;
