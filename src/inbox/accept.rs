@@ -342,9 +342,7 @@ fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
     };
     let Identity { key, guard } = Identity::of(&delivery, route.replay_guard);
     NewEvent {
-        lane: chat
-            .as_deref()
-            .map(|chat| Lane::of_chat(chat).at(&route.name)),
+        lane: chat.as_deref().map(|chat| Lane::at(&route.name, chat)),
         chat,
         key,
         guard,

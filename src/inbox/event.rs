@@ -28,8 +28,8 @@ number!(EventId);
 
 /// A lane: its events are handled one after another, in the order of acceptance.
 ///
-/// It is a digest of the chat's id and of the route's name. Two chats with the same digest, one pair in 2^64, would share a
-/// lane.
+/// It is the first 64 bits of a SHA-256 digest of the route's name and the chat's id. Two chats with the same digest, one pair
+/// in 2^64, would share a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub i64);
 
@@ -47,8 +47,8 @@ pub struct NewEvent {
     pub rejects_changed_body: bool,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event: that [of its chat](Lane::of_chat) at its [route](Lane::at), by which a queue finds the
-    /// events of a chat. With `None`, the event has a lane of its own.
+    /// The lane of the event: that [of its chat at its route](Lane::at), by which a queue finds the events of a chat.
+    /// With `None`, the event has a lane of its own.
     pub lane: Option<Lane>,
     /// The minimum time, from now, for which the key is remembered.
     pub retain: Duration,

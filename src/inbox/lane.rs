@@ -6,7 +6,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use twox_hash::XxHash3_64;
 
 use super::event::Lane;
 use crate::delivery::{DecodeError, RawDelivery};
@@ -102,7 +101,7 @@ pub(crate) fn stored_chat<'a>(chat: impl Into<Cow<'a, str>>) -> Cow<'a, str> {
 }
 
 impl Lane {
-    /// Returns the lane of a chat of the chat platform. It is the same in every process and release.
+    /// Returns the lane of a chat of the chat platform. The chats of this id at all routes are found by it, too.
     ///
     /// ```
     /// use tower_webhook::inbox::internal::Lane;
@@ -112,22 +111,27 @@ impl Lane {
     /// ```
     #[must_use]
     pub fn of_chat(id: &str) -> Self {
-        Self(XxHash3_64::oneshot(id.as_bytes()).cast_signed())
+        Self::at(&RouteName::default(), id)
     }
 
-    /// Returns the lane of the same chat at a route.
+    /// Returns the lane of a chat at a route. It is the same in every process and release.
     #[must_use]
-    pub fn at(self, route: &RouteName) -> Self {
-        let digest = match route.namespace() {
-            "" => 0,
-            name => XxHash3_64::oneshot(name.as_bytes()).cast_signed(),
-        };
-        Self(self.0 ^ digest)
+    pub fn at(route: &RouteName, id: &str) -> Self {
+        let mut digest = Sha256::new();
+        for part in [route.namespace(), id] {
+            // The length in front keeps (`a`, `bc`) apart from (`ab`, `c`).
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
+        let digest: [u8; 32] = digest.finalize().into();
+        Self(i64::from_be_bytes(std::array::from_fn(|at| digest[at])))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     #[test]
@@ -186,11 +190,28 @@ mod tests {
     // Literals, because queues persist these numbers: they must be the same in every release.
     #[test]
     fn lanes_never_change() {
-        assert_eq!(Lane::of_chat(""), Lane(3_244_421_341_483_603_138));
+        assert_eq!(Lane::of_chat(""), Lane(3_983_162_290_893_594_069));
         let lane = Lane::of_chat("chat-1");
-        assert_eq!(lane, Lane(970_978_518_613_644_027));
-        assert_eq!(lane.at(&RouteName::default()), lane);
-        let other = lane.at(&"crm".parse().unwrap());
-        assert_eq!(other, Lane(-7_589_375_289_270_890_215));
+        assert_eq!(lane, Lane(5_909_005_395_363_412_736));
+        assert_eq!(Lane::at(&RouteName::default(), "chat-1"), lane);
+        assert_eq!(
+            Lane::at(&route("crm"), "chat-1"),
+            Lane(3_407_340_142_000_447_780)
+        );
+    }
+
+    fn route(name: &str) -> RouteName {
+        name.parse().unwrap()
+    }
+
+    /// Who chooses the chats of one route chooses no lane of another one.
+    #[test]
+    fn chats_of_two_routes_have_lanes_of_their_own() {
+        let names = ["a", "b", "ab", "abc", "bc", "c"];
+        let lanes: HashSet<_> = names
+            .iter()
+            .flat_map(|name| names.map(|chat| Lane::at(&route(name), chat)))
+            .collect();
+        assert_eq!(lanes.len(), names.len() * names.len());
     }
 }

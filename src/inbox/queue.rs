@@ -119,7 +119,8 @@ pub trait AcceptEvents: Send + Sync + 'static {
     /// and is the first one in its lane.
     ///
     /// An event that is not taken is stored as a dead letter if none of its kind is first in its lane, but those of
-    /// [`MOST_WAITING_KINDS`](super::event::MOST_WAITING_KINDS) other kinds of its route are.
+    /// [`MOST_WAITING_KINDS`](super::event::MOST_WAITING_KINDS) other kinds of its route are. One whose kind a worker
+    /// [has noted](CountEvents::note_handlers) is not: forged kinds must not keep it from a busy worker.
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
 }
 

@@ -1,5 +1,6 @@
 //! Event types that wait, as nobody takes them: how many there may be, and what they cost those that are taken.
 
+use std::slice;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -8,30 +9,33 @@ use support::inbox::{event, inbox, webhooks};
 use support::log::Log;
 use support::queue::new_event;
 use support::scratch::Scratch;
-use tower_webhook::RouteName;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, Settlement, Take,
+    Accepted, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, NewNote, Settlement, Take,
 };
-use tower_webhook::inbox::{EventState, Filter, Page, Queue};
+use tower_webhook::inbox::{EventState, Filter, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
+use tower_webhook::{EventType, RouteName};
 use tracing::Level;
 
 use crate::suite::Harness;
 
-fn at(route: &str, kind: &str) -> NewEvent {
+fn route(name: &str) -> RouteName {
+    name.parse().unwrap()
+}
+
+fn at(name: &str, kind: &str) -> NewEvent {
     let event = new_event(kind.parse().unwrap(), "{}");
-    let route: RouteName = route.parse().unwrap();
     NewEvent {
-        delivery: event.delivery.with_route(route),
+        delivery: event.delivery.with_route(route(name)),
         ..event
     }
 }
 
-fn take(route: &str, kinds: Kinds) -> Take {
+fn take(name: &str, kinds: Kinds) -> Take {
     Take {
         lease: Duration::from_secs(60),
-        kinds: kinds.at(route.parse().unwrap()),
+        kinds: kinds.at(route(name)),
     }
 }
 
@@ -104,6 +108,41 @@ async fn waiting_types_are_bounded<H: Harness>(harness: &H) {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_type_more_than_may_wait_is_a_dead_letter() {
     on_every_queue!(waiting_types_are_bounded);
+}
+
+/// As many types as may wait do not keep an event from a busy worker that handles its type.
+async fn types_with_a_worker_wait<H: Harness>(harness: &H) {
+    let queue = harness.open().await;
+    let note = async |of: Scope, is_fallback| {
+        let note = NewNote {
+            of,
+            is_fallback,
+            keep: Duration::from_secs(60),
+        };
+        let notes = queue
+            .count
+            .note_handlers("a worker", slice::from_ref(&note));
+        notes.await.unwrap();
+    };
+    for name in ["forged", "chat-platform"] {
+        fill(&queue, name).await;
+        // A handler of all others gets what is forged, too.
+        note(Scope::Route(route(name)), true).await;
+        for (kind, is_fallback) in [("own", false), ("push/own", true)] {
+            let accept = async || queue.accept.accept(at(name, kind), None).await.unwrap();
+            let before = accept().await;
+            assert!(matches!(before, Accepted::DeadLetter { .. }), "{before:?}");
+            let of = EventType::new(route(name), kind.parse().unwrap());
+            note(of.into(), is_fallback).await;
+            let after = accept().await;
+            assert!(matches!(after, Accepted::New { .. }), "{after:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn forged_types_keep_no_event_from_a_busy_worker() {
+    on_every_queue!(types_with_a_worker_wait);
 }
 
 /// The shortest of 20 claims of one type takes less than `limit`, while others wait that nobody takes.

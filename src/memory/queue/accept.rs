@@ -74,13 +74,19 @@ impl State {
         }
     }
 
-    /// Whether an event of a type may wait: one of its type is first in its lane, or not too many other types of the route are.
+    /// Whether an event of a type may wait: a worker has noted that it handles the type, one of its type is first in its lane,
+    /// or not too many other types of the route are.
     fn may_wait(&self, of: &EventType) -> bool {
         let at_route = |ready: &&EventType| ready.route == of.route;
+        let is_noted = |by_fallback| {
+            self.handlers
+                .contains_key(&(of.clone().into(), by_fallback))
+        };
         self.ready.len() < MOST_WAITING_KINDS
             || self.ready.contains_key(of)
             || self.suspects.contains_key(of)
             || self.taken.iter().any(|(_, id)| self.events[id].of == *of)
+            || [false, true].into_iter().any(is_noted)
             || self.ready.keys().filter(at_route).count() < MOST_WAITING_KINDS
     }
 

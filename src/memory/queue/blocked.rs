@@ -24,13 +24,12 @@ impl State {
         after: Option<EventId>,
         limit: usize,
     ) -> Vec<BlockedLane> {
-        let of = chat.map(Lane::of_chat);
         let mut blocking: Vec<_> = self
             .blocking()
             .filter(|(id, lane)| {
                 let route = self.events.get(id).map(|event| &event.of.route);
                 // A chat has a lane at each route.
-                of.is_none_or(|of| route.is_some_and(|route| of.at(route) == *lane))
+                chat.is_none_or(|chat| route.is_some_and(|route| Lane::at(route, chat) == *lane))
             })
             .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
             .collect();

@@ -53,6 +53,11 @@ RETURNS SETOF {schema}.kinds LANGUAGE sql STABLE AS $tower_webhook$
         )
 $tower_webhook$;
 
+-- An event type as `EventType` writes it, and as workers note that they handle it.
+CREATE FUNCTION {schema}.event_type(p_route text, p_kind text) RETURNS text LANGUAGE sql IMMUTABLE AS $tower_webhook$
+    SELECT CASE WHEN p_route = 'chat-platform' AND p_kind NOT LIKE '%/%' THEN p_kind ELSE p_route || '/' || p_kind END
+$tower_webhook$;
+
 -- The routes of which as many types wait as may, as `MOST_WAITING_KINDS`: an event of each is first in its lane.
 CREATE FUNCTION {schema}.full_routes() RETURNS text[]
 LANGUAGE plpgsql STABLE SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
@@ -197,7 +202,9 @@ BEGIN
                 v_ids[v_at] := v_id;
                 v_open[v_at] := EXISTS (SELECT FROM {schema}.open_kinds(ARRAY[v_id], ARRAY[v_route], '{}', '{}', '{}'));
                 -- There are no more types than numbers.
-                IF v_id > 1000 AND NOT EXISTS (SELECT FROM {schema}.head h WHERE h.kind = v_id) THEN
+                IF v_id > 1000 AND NOT EXISTS (SELECT FROM {schema}.head h WHERE h.kind = v_id)
+                    AND NOT EXISTS (SELECT FROM {schema}.handlers h WHERE h.handled = {schema}.event_type(v_route, v_kind))
+                THEN
                     v_full := coalesce(v_full, {schema}.full_routes());
                     v_may_wait[v_at] := v_route <> ALL (v_full);
                 END IF;

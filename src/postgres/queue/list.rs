@@ -167,7 +167,7 @@ impl List {
     /// The lanes of a chat at all routes: at least one.
     async fn lanes_of(&self, chat: &str) -> Result<Vec<i64>> {
         let routes = self.database.read(ROUTES, &[]).await?;
-        let lane = |row| Ok(Lane::of_chat(chat).at(&rows::route(row, 0)?).0);
+        let lane = |row| Ok(Lane::at(&rows::route(row, 0)?, chat).0);
         Ok(routes.iter().map(lane).collect::<Result<_, Error>>()?)
     }
 

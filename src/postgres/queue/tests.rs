@@ -68,7 +68,7 @@ fn event(name: &str, chat: &str) -> NewEvent {
         key: None,
         guard: None,
         rejects_changed_body: false,
-        lane: Some(Lane::of_chat(chat).at(&route)),
+        lane: Some(Lane::at(&route, chat)),
         chat: Some(chat.to_owned()),
         delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}").with_route(route),
         retain: Duration::ZERO,

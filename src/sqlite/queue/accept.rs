@@ -87,7 +87,7 @@ pub(super) fn accept(
         |take: &&Take| !kind.is_paused && take.kinds.takes(delivery.route(), delivery.kind());
     let take = take.filter(is_open);
     let take = take.filter(|_| work.place == Place::Ready);
-    if take.is_none() && !kinds::may_wait(tx, delivery.route(), kind)? {
+    if take.is_none() && !kinds::may_wait(tx, delivery, kind.id)? {
         let [outcome, reason] = TOO_MANY_KINDS;
         insert(tx, event, line, seq, kind.id, keep_until, State::Dead)?;
         row::fail(tx, seq, &Failure::new(outcome, reason))?;

@@ -24,19 +24,18 @@ const WAITING: &str =
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[BLOCKING, WAITING];
 
-/// The events for which their lanes wait since they failed: those of a step, or those of one chat at all routes, by
-/// its lane at that of the chat platform.
+/// The events for which their lanes wait since they failed: those of a step, or those of one chat at all routes.
 pub(super) fn lanes(
     tx: &Tx<'_>,
-    lane: Option<Lane>,
+    chat: Option<&str>,
     after: Option<EventId>,
     limit: usize,
 ) -> Result<Vec<BlockedLane>> {
     let after = after.map_or(i64::MIN, |EventId(seq)| seq);
-    let found: Vec<Work> = match lane {
-        Some(lane) => {
+    let found: Vec<Work> = match chat {
+        Some(chat) => {
             let routes = kinds::routes(tx)?.into_iter();
-            let first = |route| lanes::first(tx, lane.at(&route).0).transpose();
+            let first = |route| lanes::first(tx, Lane::at(&route, chat).0).transpose();
             let mut found: Vec<_> = routes.filter_map(first).collect::<Result<_, _>>()?;
             found.retain(|work: &Work| work.is_blocking() && work.seq > after);
             found.sort_unstable_by_key(|work| work.seq);

@@ -4,7 +4,7 @@ use rusqlite::{Result, params};
 
 use super::row;
 use crate::inbox::handlers::{HandlerNote, NewNote};
-use crate::route::Scope;
+use crate::route::{EventType, Scope};
 use crate::sqlite::engine::Tx;
 
 const NOTE: &str = "
@@ -14,10 +14,11 @@ const NOTE: &str = "
 const EXPIRE: &str = "DELETE FROM handlers NOT INDEXED WHERE keep_until < ?1";
 const ALL: &str = "
     SELECT of, is_fallback, seen, worker FROM handlers NOT INDEXED WHERE keep_until >= ?1";
+const IS_NOTED: &str = "SELECT 1 FROM handlers WHERE of = ?1";
 const RETIRE: &str = "DELETE FROM handlers WHERE of = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[NOTE, EXPIRE, ALL, RETIRE];
+pub(super) const STATEMENTS: &[&str] = &[NOTE, EXPIRE, ALL, IS_NOTED, RETIRE];
 
 pub(super) fn note(tx: &Tx<'_>, worker: &str, notes: &[NewNote]) -> Result<()> {
     let mut note = tx.prepare(NOTE)?;
@@ -46,6 +47,11 @@ pub(super) fn all(tx: &Tx<'_>) -> Result<Vec<HandlerNote>> {
         })
     });
     all?.collect()
+}
+
+/// Whether a worker has noted that it handles a type, and not only all others of its route.
+pub(super) fn is_noted(tx: &Tx<'_>, of: &EventType) -> Result<bool> {
+    tx.prepare(IS_NOTED)?.exists([of.to_string()])
 }
 
 pub(super) fn retire(tx: &Tx<'_>, of: &Scope) -> Result<bool> {

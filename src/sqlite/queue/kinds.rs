@@ -5,7 +5,8 @@ use std::collections::{BTreeSet, HashMap};
 use rusqlite::{OptionalExtension, Result, Row, params};
 
 use super::claim::Head;
-use super::row;
+use super::{handlers, row};
+use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::event::{MOST_WAITING_KINDS, Share, Take};
 use crate::inbox::records::Pause;
@@ -101,8 +102,9 @@ pub(super) fn named(tx: &Tx<'_>, of: &[Share]) -> Result<Option<Vec<i64>>> {
 /// How many types of a route wait, as a transaction has counted them: one that leaves meanwhile counts until its end.
 type Waiting = Vec<(RouteName, usize)>;
 
-/// Whether an event of a type may wait: one of its type is first in its lane, or not too many other types of the route are.
-pub(super) fn may_wait(tx: &mut Tx<'_>, route: &RouteName, kind: Known) -> Result<bool> {
+/// Whether an event of a type may wait: a worker has noted that it handles the type, one of its type is first in its lane, or
+/// not too many other types of the route are.
+pub(super) fn may_wait(tx: &mut Tx<'_>, delivery: &RawDelivery, id: i64) -> Result<bool> {
     const MOST: i64 = MOST_WAITING_KINDS.cast_signed() as i64;
     // There are no more types than numbers.
     let last: i64 = tx.prepare(LAST)?.query_row([], |row| row.get(0))?;
@@ -110,9 +112,14 @@ pub(super) fn may_wait(tx: &mut Tx<'_>, route: &RouteName, kind: Known) -> Resul
         return Ok(true);
     }
     for place in [Place::Ready, Place::Suspect, Place::Taken] {
-        if Head::first(tx, place, kind.id)?.is_some() {
+        if Head::first(tx, place, id)?.is_some() {
             return Ok(true);
         }
+    }
+    let route = delivery.route();
+    let of = EventType::new(route.clone(), delivery.kind().clone());
+    if handlers::is_noted(tx, &of)? {
+        return Ok(true);
     }
     let known = tx.memo::<Waiting>().iter().position(|(of, _)| of == route);
     let at = match known {

@@ -1,6 +1,7 @@
 //! What is read of events: pages of a list, and single events.
 
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
@@ -13,7 +14,7 @@ use super::row::{self, Work};
 use super::search::{self, FIRST};
 use super::{SqliteQueue, actions, blocked};
 use crate::inbox::actions::{Action, Which};
-use crate::inbox::event::{EventId, EventState, Failure, Lane};
+use crate::inbox::event::{EventId, EventState, Failure};
 use crate::inbox::headers;
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
@@ -87,11 +88,12 @@ impl ListEvents for SqliteQueue {
         after: Option<EventId>,
         limit: usize,
     ) -> Result<Vec<BlockedLane>, StoreError> {
-        let lane = chat.map(Lane::of_chat);
+        let chat = chat.map(Arc::<str>::from);
         let (mut lanes, mut after) = (Vec::new(), after);
         while lanes.len() < limit {
             let most = (limit - lanes.len()).min(LANES_AT_ONCE);
-            let step = self.read(move |tx| blocked::lanes(tx, lane, after, most));
+            let chat = chat.clone();
+            let step = self.read(move |tx| blocked::lanes(tx, chat.as_deref(), after, most));
             let found = step.await?;
             let is_last = found.len() < most;
             lanes.extend(found);

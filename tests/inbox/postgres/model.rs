@@ -98,7 +98,6 @@ impl Random {
         };
         let chat = (!self.one_in(5)).then(|| self.pick(&["a", "b", "c"]).to_owned());
         let route = self.route();
-        let lane = chat.as_deref().map(Lane::of_chat);
         let mut headers = HeaderMap::new();
         if count.is_multiple_of(3) {
             headers.insert("traceparent", HeaderValue::from(count));
@@ -114,7 +113,7 @@ impl Random {
                 .map(|key| EventKey::new("", key.as_bytes(), body.as_bytes())),
             guard,
             rejects_changed_body: false,
-            lane: lane.map(|lane| lane.at(&route)),
+            lane: chat.as_deref().map(|chat| Lane::at(&route, chat)),
             delivery: RawDelivery::new(self.pick(&KINDS), body)
                 .with_route(route)
                 .with_key(raw)

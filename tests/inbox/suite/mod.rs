@@ -88,7 +88,8 @@ pub(crate) use self::records::{
     failures_keep_their_durations, headers_are_kept, last_failures_are_shown, searches_end_in_time,
 };
 pub(crate) use self::routes::{
-    claims_are_shared, pauses_are_for_their_routes, routes_are_apart, routes_have_their_leases,
+    chats_of_other_routes_block_nothing, claims_are_shared, pauses_are_for_their_routes,
+    routes_are_apart, routes_have_their_leases,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -187,6 +188,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         dead_letters_free_or_hold_lanes
         kinds_that_are_left_hold_lanes
         routes_are_apart
+        chats_of_other_routes_block_nothing
         pauses_are_for_their_routes
         claims_are_shared
         routes_have_their_leases

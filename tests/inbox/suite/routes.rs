@@ -25,7 +25,7 @@ pub(crate) async fn routes_are_apart<H: Harness>(harness: &H) {
     let (chat, foreign) = (chat(), "it is of another route");
     let event = |of: &Trial| NewEvent {
         chat: Some(chat.clone()),
-        ..of.in_lane(Lane::of_chat(&chat).at(&of.route))
+        ..of.in_lane(Lane::at(&of.route, &chat))
     };
     let (of_one, of_two) = (|| event(&one), || event(&two));
     let key = key();
@@ -115,6 +115,30 @@ pub(crate) async fn routes_are_apart<H: Harness>(harness: &H) {
     );
 }
 
+/// Chats of other routes never stand in a lane: not those that are named as their routes, nor one that has the name of the
+/// other one's route, whose route has that of the other one's chat.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn chats_of_other_routes_block_nothing<H: Harness>(harness: &H) {
+    let one = Trial::open(harness).await.at(&route());
+    let two = one.at(&route());
+    let [name_of_one, name_of_two] = [&one, &two].map(|trial| trial.route.as_str());
+    for (of, chat) in [
+        (&one, name_of_one),
+        (&two, name_of_two),
+        (&one, name_of_two),
+        (&two, name_of_one),
+    ] {
+        let event = NewEvent {
+            chat: Some(chat.to_owned()),
+            ..of.in_lane(Lane::at(&of.route, chat))
+        };
+        of.taken(event, HELD).await;
+    }
+}
+
 fn in_chat(chat: &str, states: &[&str]) -> Filter {
     Filter::default()
         .chat(chat)
@@ -190,7 +214,7 @@ pub(crate) async fn pauses_are_for_their_routes<H: Harness>(harness: &H) {
     shown(&[&of_type]).await;
 
     // An attempt that began before the pause hands nothing over.
-    let lane = Lane::of_chat(&chat()).at(&two.route);
+    let lane = Lane::at(&two.route, &chat());
     one.pause(of_type.clone(), false).await;
     let taken = two.taken(two.in_lane(lane), HELD).await;
     let next = two.accept(two.in_lane(lane)).await;

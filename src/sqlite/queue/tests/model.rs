@@ -134,7 +134,7 @@ impl Pair {
                 let mut event = keyed(lane, key);
                 let route = route(random);
                 let chat = event.chat.as_deref().unwrap_or_default();
-                event.lane = (lane > 0).then_some(Lane::of_chat(chat).at(&route));
+                event.lane = (lane > 0).then_some(Lane::at(&route, chat));
                 event.delivery = RawDelivery::new(kind, "{}").with_route(route);
                 event.retain = Duration::from_millis(500) + SECOND * random.u32(0..100);
                 event.dead = (random.u8(0..10) == 0).then(failure);

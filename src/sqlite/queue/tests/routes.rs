@@ -9,7 +9,7 @@ fn route(name: &str) -> RouteName {
 fn at(name: &str, lane: i64) -> NewEvent {
     let (event, route) = (event(lane), route(name));
     NewEvent {
-        lane: event.lane.map(|lane| lane.at(&route)),
+        lane: event.chat.as_deref().map(|chat| Lane::at(&route, chat)),
         delivery: event.delivery.with_route(route),
         ..event
     }
