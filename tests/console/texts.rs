@@ -205,6 +205,9 @@ fn odd_texts_come_out_as_they_went_in() {
     ] {
         check(chat, key, reason);
     }
+    // Four characters are shown for each byte.
+    let (chat, key) = ("\u{1}".repeat(650), b"\xff\\".repeat(400));
+    check(&chat, &key, &"\u{1}".repeat(650));
 }
 
 proptest! {

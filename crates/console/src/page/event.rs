@@ -13,7 +13,7 @@ use tower_webhook::inbox::{
 use super::super::reading::More;
 use super::actions::of_event;
 use super::events::{Columns, rest, table, waiting};
-use super::parts::{button, chat as chat_link, next_attempt, reason_field, state};
+use super::parts::{button, chat_of_any_length, next_attempt, reason_field, state};
 use super::text::{ago, clip, full_time, labelled_time, name, scope, short};
 use super::view::View;
 
@@ -123,7 +123,7 @@ fn summary(view: &View, event: &EventSummary) -> Markup {
     html! {
         dl {
             dt { "Kind" } dd { (clip(&event_type(event).to_string(), 200)) }
-            dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
+            dt { "Chat" } dd { (chat_of_any_length(view, event.chat.as_deref())) }
             dt { "Key" }
             dd {
                 @match &event.key {

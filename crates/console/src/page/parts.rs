@@ -23,15 +23,22 @@ pub(super) fn state(event: &EventSummary) -> Markup {
     }
 }
 
-/// The longest id of a chat that is a link, in bytes of a URL.
+/// The longest id of a chat that is a link in a list, in bytes of a URL.
 const LONGEST_CHAT: usize = 100;
 
+/// The chat of an event in a list. The page of the event has the link if the id is long.
 pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
+    match chat {
+        // A link has the whole id.
+        Some(chat) if encode(chat).len() > LONGEST_CHAT => html! { (clip(chat, 60)) },
+        _ => chat_of_any_length(view, chat),
+    }
+}
+
+pub(super) fn chat_of_any_length(view: &View, chat: Option<&str>) -> Markup {
     html! {
         @match chat {
-            // A link has the whole id.
-            Some(chat) if encode(chat).len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
-            Some(chat) => (clip(chat, 60)),
+            Some(chat) => a href=(view.chat(chat)) { (clip(chat, 60)) },
             None => span.quiet { "unknown" },
         }
     }
