@@ -3,12 +3,14 @@
 use async_trait::async_trait;
 use rusqlite::{Result, params};
 
+use super::claim::Head;
 use super::row::{self, Work};
-use super::{SqliteQueue, chats, kinds, lanes};
-use crate::delivery::IdempotencyKey;
-use crate::inbox::event::{EventId, Failure, NewEvent, TOO_MANY_KINDS, Take};
+use super::{SqliteQueue, chats, handlers, kinds, lanes};
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::inbox::event::{EventId, Failure, MOST_WAITING_KINDS, NewEvent, TOO_MANY_KINDS, Take};
 use crate::inbox::headers;
 use crate::inbox::queue::{AcceptEvents, Accepted};
+use crate::route::{EventType, RouteName};
 use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::keys::rows::{self as keys, Taken};
 use crate::sqlite::schema::{Place, State};
@@ -20,9 +22,11 @@ const INSERT: &str = "
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, ?8, 0)";
 const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?2, ?3)";
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
+const LAST_KIND: &str = "SELECT max(id) FROM kinds";
+const IS_AT: &str = "SELECT 1 FROM kinds WHERE id = ?1 AND route = ?2";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST];
+pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST, LAST_KIND, IS_AT];
 
 #[async_trait]
 impl AcceptEvents for SqliteQueue {
@@ -87,7 +91,7 @@ pub(super) fn accept(
         |take: &&Take| !kind.is_paused && take.kinds.takes(delivery.route(), delivery.kind());
     let take = take.filter(is_open);
     let take = take.filter(|_| work.place == Place::Ready);
-    if take.is_none() && !kinds::may_wait(tx, delivery, kind.id)? {
+    if take.is_none() && !may_wait(tx, delivery, kind.id)? {
         let [outcome, reason] = TOO_MANY_KINDS;
         insert(tx, event, line, seq, kind.id, keep_until, State::Dead)?;
         row::fail(tx, seq, &Failure::new(outcome, reason))?;
@@ -133,6 +137,49 @@ fn record_keys(
         }
     }
     Ok(None)
+}
+
+/// How many types of a route wait, as a transaction has counted them: one that leaves meanwhile counts until its end.
+type Waiting = Vec<(RouteName, usize)>;
+
+/// Whether an event of a type may wait: a worker has noted that it handles the type, one of its type is first in its lane, or
+/// not too many other types of the route are.
+fn may_wait(tx: &mut Tx<'_>, delivery: &RawDelivery, id: i64) -> Result<bool> {
+    const MOST: i64 = MOST_WAITING_KINDS.cast_signed() as i64;
+    // There are no more types than numbers.
+    let last: i64 = tx.prepare(LAST_KIND)?.query_row([], |row| row.get(0))?;
+    if last < MOST {
+        return Ok(true);
+    }
+    for place in [Place::Ready, Place::Suspect, Place::Taken] {
+        if Head::first(tx, place, id)?.is_some() {
+            return Ok(true);
+        }
+    }
+    let route = delivery.route();
+    let of = EventType::new(route.clone(), delivery.kind().clone());
+    if handlers::is_noted(tx, &of)? {
+        return Ok(true);
+    }
+    let known = tx.memo::<Waiting>().iter().position(|(of, _)| of == route);
+    let at = match known {
+        Some(at) => at,
+        None => {
+            let mut is_at = tx.prepare(IS_AT)?;
+            let mut waiting = 0;
+            for head in Head::all(tx, Place::Ready)? {
+                waiting += usize::from(is_at.exists(params![head.kind, route.as_str()])?);
+            }
+            drop(is_at);
+            let memo = tx.memo::<Waiting>();
+            memo.push((route.clone(), waiting));
+            memo.len() - 1
+        }
+    };
+    let (_, waiting) = &mut tx.memo::<Waiting>()[at];
+    let may_wait = *waiting < MOST_WAITING_KINDS;
+    *waiting += usize::from(may_wait);
+    Ok(may_wait)
 }
 
 /// Writes an event and its body.

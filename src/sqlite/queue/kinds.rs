@@ -4,15 +4,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{OptionalExtension, Result, Row, params};
 
-use super::claim::Head;
-use super::{handlers, row};
-use crate::delivery::RawDelivery;
+use super::row;
 use crate::event::EventKind;
-use crate::inbox::event::{MOST_WAITING_KINDS, Share, Take};
+use crate::inbox::event::{Share, Take};
 use crate::inbox::records::Pause;
 use crate::route::{EventType, RouteName, Scope};
 use crate::sqlite::engine::Tx;
-use crate::sqlite::schema::Place;
 
 /// The platform's types with the numbers 1 to 7, which are a format on disk: a type that the platform adds gets one as all
 /// others do.
@@ -56,14 +53,10 @@ const INSERT: &str = "
 const PURGE: &str = "
     DELETE FROM kinds WHERE id > 7 AND NOT paused
         AND NOT EXISTS (SELECT 1 FROM events INDEXED BY events_kind WHERE kind > 7 AND kind = kinds.id)";
-const LAST: &str = "SELECT max(id) FROM kinds";
-const IS_AT: &str = "SELECT 1 FROM kinds WHERE id = ?1 AND route = ?2";
 const PAUSE: &str = "UPDATE kinds SET paused = ?2, note = ?3 WHERE id = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[
-    BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, LAST, IS_AT, PAUSE,
-];
+pub(super) const STATEMENTS: &[&str] = &[BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, PAUSE];
 
 /// A type, as the events of a transaction are accepted with it.
 #[derive(Clone, Copy)]
@@ -97,49 +90,6 @@ pub(super) fn named(tx: &Tx<'_>, of: &[Share]) -> Result<Option<Vec<i64>>> {
         }
     }
     Ok(Some(ids))
-}
-
-/// How many types of a route wait, as a transaction has counted them: one that leaves meanwhile counts until its end.
-type Waiting = Vec<(RouteName, usize)>;
-
-/// Whether an event of a type may wait: a worker has noted that it handles the type, one of its type is first in its lane, or
-/// not too many other types of the route are.
-pub(super) fn may_wait(tx: &mut Tx<'_>, delivery: &RawDelivery, id: i64) -> Result<bool> {
-    const MOST: i64 = MOST_WAITING_KINDS.cast_signed() as i64;
-    // There are no more types than numbers.
-    let last: i64 = tx.prepare(LAST)?.query_row([], |row| row.get(0))?;
-    if last < MOST {
-        return Ok(true);
-    }
-    for place in [Place::Ready, Place::Suspect, Place::Taken] {
-        if Head::first(tx, place, id)?.is_some() {
-            return Ok(true);
-        }
-    }
-    let route = delivery.route();
-    let of = EventType::new(route.clone(), delivery.kind().clone());
-    if handlers::is_noted(tx, &of)? {
-        return Ok(true);
-    }
-    let known = tx.memo::<Waiting>().iter().position(|(of, _)| of == route);
-    let at = match known {
-        Some(at) => at,
-        None => {
-            let mut is_at = tx.prepare(IS_AT)?;
-            let mut waiting = 0;
-            for head in Head::all(tx, Place::Ready)? {
-                waiting += usize::from(is_at.exists(params![head.kind, route.as_str()])?);
-            }
-            drop(is_at);
-            let memo = tx.memo::<Waiting>();
-            memo.push((route.clone(), waiting));
-            memo.len() - 1
-        }
-    };
-    let (_, waiting) = &mut tx.memo::<Waiting>()[at];
-    let may_wait = *waiting < MOST_WAITING_KINDS;
-    *waiting += usize::from(may_wait);
-    Ok(may_wait)
 }
 
 /// The types that a transaction has read, and would find unchanged.
