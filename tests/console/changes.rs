@@ -607,10 +607,12 @@ async fn a_handler_that_is_away_is_retired() {
         .shows(&worker)
         .shows(r#"<input type="hidden" name="of" value="chat-closed">"#)
         .shows(">Retire the handler of chat-closed</button>");
-    let retired = post(&app(), "/retire", "of=chat-closed").await;
+    // The notice is that of the console which did it.
+    let console = app();
+    let retired = post(&console, "/retire", "of=chat-closed").await;
     let location = retired.is(303).location.clone();
     assert_eq!(location.as_deref(), Some("/?did=retire%3Achat-closed"));
-    get(&app(), location.as_deref().unwrap())
+    get(&console, location.as_deref().unwrap())
         .await
         .shows("The handler of chat-closed was retired.")
         .hides("Retire the handler");

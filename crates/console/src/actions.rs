@@ -452,7 +452,7 @@ pub(super) async fn retire(
         retired
     });
     match was_noted.await? {
-        true => Ok(Redirect::to(&view.url(did.at("/")))),
+        true => Ok(after(&view, &did, "/")),
         false => Err(Problem::new(
             StatusCode::CONFLICT,
             "No worker has noted this handler any more; another operator may have retired it.",
