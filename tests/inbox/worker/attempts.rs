@@ -282,8 +282,10 @@ async fn each_error_of_a_handler_has_its_state() {
         assert!(panicked.reason.contains(text), "{panicked:?}");
     }
     assert!(log.count(Level::WARN, "the event is tried again") >= 3);
-    assert_eq!(log.count(Level::ERROR, ""), 1);
+    assert_eq!(log.count(Level::ERROR, ""), 2);
     assert_eq!(log.count(Level::ERROR, "is now a dead letter"), 1);
+    let undecodable = "is a dead letter from the start";
+    assert_eq!(log.count(Level::ERROR, undecodable), 1);
     assert_eq!(
         record(4).await.failures[0].failure.outcome,
         "handler-timeout"
