@@ -97,7 +97,7 @@ pub(super) struct Settings {
 #[derive(Clone)]
 enum Kept {
     Only(Arc<BTreeSet<EventKind>>),
-    /// Of the route, whose name may be set later.
+    /// Resolved at the start, because the route's name may be set after this.
     Handled(EventRouter),
 }
 
@@ -330,7 +330,8 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
-    /// inbox, or half of a [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every) below a minute. It is renewed whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
+    /// inbox, or half of a [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every) below a minute. It is renewed
+    /// whenever a third of it has passed. It must be at least 100 milliseconds, shorter than
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer than
     /// [`in_flight_wait`](Self::in_flight_wait).
     ///
@@ -359,7 +360,8 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: by default 5
-    /// seconds, or half of a [`lease`](Self::lease) below 10 seconds. It must be shorter than the lease. Zero does not wait; a transactional handler then waits at most
+    /// seconds, or half of a [`lease`](Self::lease) below 10 seconds. It must be shorter than the lease.
+    /// Zero does not wait; a transactional handler then waits at most
     /// 100 ms, and only for another process. An inbox answers duplicates at once.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
         self.route.given.in_flight_wait = Some(wait);

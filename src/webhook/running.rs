@@ -51,7 +51,7 @@ impl Running {
 
     /// Runs a server until `signal` is ready, and then stops everything within `limit`, in the order that is safe:
     ///
-    /// 1. The server accepts no more connections, and answers the requests on open ones. The worker of an inbox takes no more
+    /// 1. The server accepts no more connections, and answers the requests on open ones. An inbox's worker takes no more
     ///    events at the same time, so that a slow connection does not keep it from stopping.
     /// 2. Attempts in progress end. With a store, those whose client has disconnected are waited for after the server.
     /// 3. At the limit, what is left is interrupted: the server is dropped, and events are released. The

@@ -155,9 +155,13 @@ async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> 
         lease: place.route.limits.lease(),
         kinds: Kinds::only([kind]).at(route),
     };
-    let (_, mut room) = place.enter(1, pool.most(place));
     let wanted = probe.event;
     let probe = Tried::new(pool, Of::Probe(probe));
+    // Before an event is taken, since an event that was accepted may just have had the room.
+    let (_, mut room) = place.enter(1, pool.most(place));
+    let Some(busy) = room.split() else {
+        return Ok(None);
+    };
     let mut attempt = match wanted {
         Some(id) => pool.take_one(id, &take).await?,
         None => None,
@@ -166,8 +170,7 @@ async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> 
         attempt = pool.claim(&[take.into()], 1).await?.0.pop();
     }
     let probe = Some(probe);
-    let attempt = attempt.map(|attempt| Attempt { probe, ..attempt });
-    Ok(attempt.zip(room.split()))
+    Ok(attempt.map(|attempt| (Attempt { probe, ..attempt }, busy)))
 }
 
 impl Pool {
