@@ -74,9 +74,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             asked = Some(Instant::now());
             if let Err(error) = shared.ask().await {
                 shared.did_not_answer(&error);
-                if shared.gate.is_open() {
-                    continue;
-                }
+                continue;
             }
         }
         let pause = match shared.take(&mut chats, is_open).await {

@@ -367,13 +367,10 @@ impl Shared {
         }
     }
 
-    /// Notes that the queue did not answer a question. It cannot be reached, unless it may only be slow.
+    /// Notes that the queue did not answer a question. No lane that is locked makes one wait.
     fn did_not_answer(&self, error: &StoreError) {
         self.doubt_newest();
-        if error.kind() != StoreErrorKind::TimedOut || self.gate.failed(None, fastrand::u128(..)).1
-        {
-            self.open_breaker(error);
-        }
+        self.open_breaker(error);
     }
 
     fn open_breaker(&self, error: &StoreError) {
