@@ -9,7 +9,7 @@ use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
-use tower_webhook::inbox::{By, Change, EventState};
+use tower_webhook::inbox::{ActionKind, By, Change, EventState};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::StoreErrorKind;
 
@@ -96,20 +96,24 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn event_that_is_purged_while_a_person_changes_it_is_not_found() {
-    let database = Database::create().await;
-    let (queue, pool) = (database.queue().await, database.pool(1).await);
-    let other = database.pool(1).await;
-    let (id, taken) = accept(&queue, event(None, None)).await;
-    end(&queue, &taken.unwrap(), Settlement::Handled).await;
-    let mut purge = pool.begin().await.unwrap();
-    let delete = "DELETE FROM tower_webhook.ended; DELETE FROM tower_webhook.events";
-    sqlx::raw_sql(delete).execute(&mut *purge).await.unwrap();
-    let redrive = tokio::spawn(async move { queue.redrive(id, None, &By::default()).await });
-    while count(&other, WAITING).await == 0 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    for change in [ActionKind::Redrive, ActionKind::Discard] {
+        let database = Database::create().await;
+        let (queue, pool) = (database.queue().await, database.pool(1).await);
+        let other = database.pool(1).await;
+        let (id, taken) = accept(&queue, event(None, None)).await;
+        end(&queue, &taken.unwrap(), Settlement::Handled).await;
+        let mut purge = pool.begin().await.unwrap();
+        let delete = "DELETE FROM tower_webhook.ended; DELETE FROM tower_webhook.events";
+        sqlx::raw_sql(delete).execute(&mut *purge).await.unwrap();
+        let changed = async move { queue.change(change, id, None, &By::default()).await };
+        let changed = tokio::spawn(changed);
+        while count(&other, WAITING).await == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        purge.commit().await.unwrap();
+        let changed = changed.await.unwrap().unwrap();
+        assert_eq!(changed, Change::NotFound, "{change:?}");
     }
-    purge.commit().await.unwrap();
-    assert_eq!(redrive.await.unwrap().unwrap(), Change::NotFound);
 }
 
 /// The pool may wait for half a minute, as it does by default, and so does one whose server is away.

@@ -346,6 +346,9 @@ pub(crate) async fn numbers_are_used_once<H: Harness>(harness: &H) {
         trial.purge(Duration::ZERO).await;
         let found = ok(trial.queue.get(id).await, "get");
         assert!(found.is_none(), "an event was not purged");
+        let purged = "an event that was purged";
+        trial.redrive(id, Change::NotFound, purged).await;
+        trial.discard(id, Change::NotFound, purged).await;
         // An old lease ends no other event.
         let other = trial.taken(trial.event(), HELD).await;
         assert!(other.lease.id > id, "the number {id} was used again");

@@ -231,6 +231,45 @@ async fn clocks_that_jump_neither_delay_nor_repeat_an_attempt() {
 }
 
 #[tokio::test]
+async fn clocks_that_jump_neither_delay_nor_hasten_a_purge() {
+    for jump in [-400, -1, 1, 400] {
+        let desk = Desk::new();
+        let mut queue = desk.open();
+        let taken = queue.add_and_take(keyed(1, 1)).await;
+        queue.end(&taken, Settlement::Handled).await;
+        queue.add(keyed(2, 2)).await;
+        let set = |days: i32| match (&mut desk.clocks.lock().unwrap().0, days.unsigned_abs()) {
+            (clock, back) if days < 0 => *clock -= back * DAY,
+            (clock, ahead) => *clock += ahead * DAY,
+        };
+        let left = async |queue: &SqliteQueue, events, bodies| {
+            queue.purge_all(DAY).await;
+            let found = [
+                queue.sql("SELECT count(*) FROM events").await,
+                queue.sql("SELECT count(*) FROM bodies").await,
+                queue.sql("SELECT count(*) FROM keys").await,
+            ];
+            assert_eq!(found, [events, bodies, events], "{jump} days");
+        };
+        desk.wait(DAY / 2);
+        set(jump);
+        left(&queue, 2, 2).await;
+        desk.wait(DAY / 2);
+        left(&queue, 2, 1).await;
+        if jump < 0 {
+            // One that starts later begins where the file is.
+            drop(queue);
+            queue = desk.open();
+            left(&queue, 2, 1).await;
+        }
+        desk.wait(7 * DAY - SECOND);
+        left(&queue, 2, 1).await;
+        desk.wait(2 * SECOND);
+        left(&queue, 1, 1).await;
+    }
+}
+
+#[tokio::test]
 async fn everything_outlives_reopening() {
     let desk = Desk::new();
     let queue = desk.open();
