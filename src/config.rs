@@ -117,6 +117,11 @@ pub enum ConfigError {
         /// The routes that the worker handles.
         routes: Vec<RouteName>,
     },
+    /// The names of two routes of one inbox have the same digest, so that chats of one could have lanes of the other.
+    SharedLanes {
+        /// The names.
+        routes: [RouteName; 2],
+    },
     /// A limit is zero, so nothing could pass it.
     Zero(
         /// The limit's name.
@@ -161,6 +166,8 @@ errors! {
         Self::NoRoutes => "there is no route: add one before `start`";
         Self::NotHandled { setting, of, routes } => "`{setting}` names the event type `{of}` of the route `{}`, and the \
             worker handles {routes:?}: write the type as `route/type`, such as `github/push`", of.route;
+        Self::SharedLanes { routes: [one, other] } => "the names of the routes `{one}` and `{other}` have the same digest, so \
+            that their chats could block each other: give one of them another name with `Webhooks::name`";
         Self::Zero(limit) => "`{limit}` must be more than zero";
     }
 }

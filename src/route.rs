@@ -4,6 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use twox_hash::XxHash3_128;
+
 use crate::event::EventKind;
 
 /// The name of a route: of one URL at which the webhooks of one sender arrive.
@@ -39,6 +41,15 @@ impl RouteName {
     /// What the digests of its keys and lanes begin with. That of the chat platform is empty.
     pub(crate) fn namespace(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
+    }
+
+    /// How many bits all lanes of a route begin with.
+    pub(crate) const LANES: u32 = 20;
+
+    /// These bits, by which no chat of one route can have a lane of another one. Two routes of an inbox differ in them.
+    pub(crate) fn lanes(&self) -> u32 {
+        let digest = XxHash3_128::oneshot(self.namespace().as_bytes());
+        (digest >> (u128::BITS - Self::LANES)) as u32
     }
 }
 

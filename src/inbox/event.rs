@@ -28,8 +28,8 @@ number!(EventId);
 
 /// A lane: its events are handled one after another, in the order of acceptance.
 ///
-/// It is the first 64 bits of a SHA-256 digest of the route's name and the chat's id. Two chats with the same digest, one pair
-/// in 2^64, would share a lane.
+/// Its first 20 bits are a digest of the route's name, so that routes share no lanes. The other 44 are the first ones of the
+/// SHA-256 digest of the route's name and the chat's id: one pair of chats in 2^44 shares a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub i64);
 

@@ -85,7 +85,8 @@ impl Routes {
     /// # Errors
     ///
     /// The first setting that would break one of the [guarantees](crate::docs::guarantees), and
-    /// [`ConfigError::RouteTwice`] when a route of this name was added before.
+    /// [`ConfigError::RouteTwice`] when a route of this name was added before, or [`ConfigError::SharedLanes`] when one was whose
+    /// name has the same digest, as one pair of names in a million.
     pub fn add<S>(&mut self, webhooks: Webhooks, service: S) -> Result<Receiver, ConfigError>
     where
         S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
@@ -171,6 +172,11 @@ impl Routes {
         if let Some(other) = self.senders.get(&name) {
             let senders = [other.clone(), sender.to_owned()];
             return Err(ConfigError::RouteTwice { name, senders });
+        }
+        let mut names = self.senders.keys();
+        if let Some(other) = names.find(|other| other.lanes() == name.lanes()) {
+            let routes = [other.clone(), name];
+            return Err(ConfigError::SharedLanes { routes });
         }
         // The routes before have no observer, and could not get this one.
         if let Some(observers) = settings.observers()

@@ -1,3 +1,4 @@
+use std::collections::HashMap;
 use std::time::Duration;
 
 use super::Webhooks;
@@ -6,6 +7,7 @@ use crate::event::{EventKind, SenderPolicy};
 use crate::idempotency::IdempotencyLayer;
 use crate::inbox::Inbox;
 use crate::memory::{MemoryQueue, MokaStore};
+use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
 use crate::signature::Secret;
@@ -315,6 +317,19 @@ async fn routes_of_one_inbox_have_names_of_their_own() {
         "two routes of this inbox are named `github`, of the senders `github` and `stripe`: give one of them another name \
          with `Webhooks::name`"
     );
+    let mut digests = HashMap::new();
+    let pair = (0..).find_map(|n| {
+        let name: RouteName = format!("route-{n}").parse().unwrap();
+        let other = digests.insert(name.lanes(), name.clone());
+        other.map(|other| [other, name])
+    });
+    let [one, other] = pair.unwrap();
+    routes.accept(github().name(one.clone())).unwrap();
+    let shared = routes.accept(github().name(other.clone())).map(drop);
+    let expected =
+        format!("the names of the routes `{one}` and `{other}` have the same digest, so that their chats could block");
+    let shared = shared.unwrap_err().to_string();
+    assert!(shared.starts_with(&expected), "{shared}");
     let running = routes.start().unwrap();
     running.drain(SECOND).await.unwrap();
 }

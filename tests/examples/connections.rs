@@ -14,7 +14,7 @@ use serde_json::Value;
 use tower_webhook::Secret;
 
 use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
-use support::program::{PATIENCE, Program, Server, example, tool, until};
+use support::program::{PATIENCE, Program, Server, example, run, tool, until};
 
 /// An unsigned delivery.
 fn request(body: &str) -> String {
@@ -463,7 +463,15 @@ fn each_line_of_a_log_of_json_is_json() {
     for line in log.lines() {
         let line: Value = serde_json::from_str(line).expect(line);
         assert!(line["fields"]["message"].is_string(), "{line}");
+        let parts = ["timestamp", "level", "target"];
+        assert!(parts.iter().all(|part| line[part].is_string()), "{line}");
     }
+    let ended = run(
+        "receiver",
+        &["run", "--log-format", "json", "--inbox", "sqlite:/"],
+    );
+    let line: Value = serde_json::from_str(ended.err.lines().last().unwrap()).unwrap();
+    assert_eq!(line["level"], "ERROR", "{line}");
 }
 
 #[test]

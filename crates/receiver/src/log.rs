@@ -10,11 +10,12 @@ use clap::ValueEnum;
 use serde_json::json;
 use tracing::field::{Field, Visit};
 use tracing::span::{Id, Record};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FmtSpan, FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -58,12 +59,20 @@ pub(crate) fn init(format: Format) {
 
 static FORMAT: OnceLock<Format> = OnceLock::new();
 
-/// Says something to whoever has started the program, whatever `RUST_LOG` is: as a line of JSON if the log has those, as
-/// a program that reads them takes no other line.
+/// Says something to whoever has started the program, whatever `RUST_LOG` is.
 pub(crate) fn say(text: impl fmt::Display) {
+    say_at(Level::INFO, text);
+}
+
+/// Says something as a line of JSON if the log has those, as a program that reads them takes no other line.
+pub(crate) fn say_at(level: Level, text: impl fmt::Display) {
     match FORMAT.get() {
         Some(Format::Json) => {
-            let said = json!({"level": "INFO", "fields": {"message": text.to_string()}, "target": "receiver"});
+            let mut now = String::new();
+            // A clock that cannot be written leaves it empty.
+            let _ = SystemTime.format_time(&mut Writer::new(&mut now));
+            let fields = json!({"message": text.to_string()});
+            let said = json!({"timestamp": now, "level": level.as_str(), "fields": fields, "target": "receiver"});
             eprintln!("{said}");
         }
         _ => eprintln!("{text}"),

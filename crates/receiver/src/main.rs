@@ -53,6 +53,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use tokio::runtime::Runtime;
+use tracing::Level;
 
 use self::cli::Command;
 
@@ -63,7 +64,8 @@ fn main() -> ExitCode {
         // The reader of standard output has what it wanted, as in `receiver inbox list | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            log::say(format_args!("error: {}", text::chain(error.as_ref())));
+            let chain = text::chain(error.as_ref());
+            log::say_at(Level::ERROR, format_args!("error: {chain}"));
             ExitCode::FAILURE
         }
     }

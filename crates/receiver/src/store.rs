@@ -105,11 +105,18 @@ impl Place {
     }
 }
 
-/// Names the scheme that came, unless it may be a user, as in `user:password@host`.
+/// Names the scheme that came, unless it may be a user, as in `user:password@host`, or has what no scheme has, as the
+/// keywords of a connection.
 fn unknown(text: &str, expected: &str) -> String {
+    let is_scheme = |scheme: &str| {
+        let mut bytes = scheme.bytes();
+        bytes.all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    };
     match text.split_once(':') {
-        Some((scheme, _)) if !text.contains('@') || text.contains("://") => {
-            format!("`{}:` is none: {expected}", scheme.escape_debug())
+        Some((scheme, _))
+            if is_scheme(scheme) && (!text.contains('@') || text.contains("://")) =>
+        {
+            format!("`{scheme}:` is none: {expected}")
         }
         _ => expected.to_owned(),
     }

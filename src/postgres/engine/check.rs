@@ -5,7 +5,7 @@ use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 
 use super::error::{error, is_locked};
-use super::migrate::BEGIN;
+use super::migrate::{BEGIN, Migrations};
 use super::name::Schema;
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
@@ -45,6 +45,7 @@ pub(super) async fn check_settings(pool: &PgPool, schema: &Schema) -> Result<(),
 pub(super) async fn check_tables(
     pool: &PgPool,
     schema: &Schema,
+    migrations: Migrations,
     tables: &[Table],
 ) -> Result<(), Error> {
     let failed = |cause| error(cause, schema);
@@ -55,12 +56,14 @@ pub(super) async fn check_tables(
             WHERE c.relnamespace = n.oid AND c.relname = ANY ($2) AND row_security_active(c.oid)
         ), (
             SELECT string_agg(p.proname, ', ' ORDER BY p.proname) FROM pg_proc AS p
-            WHERE p.pronamespace = n.oid AND cardinality($2) > 1 AND NOT has_function_privilege(p.oid, 'EXECUTE')
+            WHERE p.pronamespace = n.oid AND cardinality($2) > 1 AND p.proname = ANY ($3)
+                AND NOT has_function_privilege(p.oid, 'EXECUTE')
         ), cardinality($2) > 1 AND NOT EXISTS (
             SELECT FROM pg_class AS c
             WHERE c.relnamespace = n.oid AND c.relname = ANY ($2) AND has_table_privilege(c.oid, 'INSERT, UPDATE, DELETE')
         ) FROM pg_namespace AS n WHERE n.nspname = $1";
     let asked = sqlx::query(asked).bind(schema.name()).bind(names);
+    let asked = asked.bind(functions(migrations));
     let row = asked.fetch_one(&mut *transaction).await.map_err(failed)?;
     let (takes_no_writes, hidden): (bool, Option<String>) = (row.get(0), row.get(1));
     let (denied, is_reader): (Option<String>, bool) = (row.get(2), row.get(3));
@@ -102,4 +105,10 @@ pub(super) async fn check_tables(
         Err(cause) if !is_locked(&cause) => Err(failed(cause)),
         _ => transaction.rollback().await.map_err(failed),
     }
+}
+
+/// The functions that are ours: in the schema of an application are others.
+fn functions(migrations: Migrations) -> Vec<&'static str> {
+    let created = migrations.iter().flat_map(|it| it.sql.split("FUNCTION {schema}.").skip(1));
+    created.filter_map(|rest| rest.split('(').next()).collect()
 }

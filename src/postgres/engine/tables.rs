@@ -45,7 +45,7 @@ impl Tables {
             let pool = self.pool.connections();
             check_settings(pool, &self.schema).await?;
             migrate(pool, &self.schema, migrations).await?;
-            check_tables(pool, &self.schema, used).await?;
+            check_tables(pool, &self.schema, migrations, used).await?;
             self.pool.warn_if_commits_can_be_lost().await;
             Ok(())
         })

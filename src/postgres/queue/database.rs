@@ -42,6 +42,7 @@ struct Unanswered(Mutex<VecDeque<String>>);
 
 /// How many are remembered: more than there can be while each of the connections hangs until it is given up.
 const MOST_UNANSWERED: usize = 1024;
+const GIVEN_UP_AT_ONCE: usize = 64;
 
 impl Unanswered {
     fn add(&self, call: String) {
@@ -52,8 +53,13 @@ impl Unanswered {
         }
     }
 
-    fn all(&self) -> Vec<String> {
-        lock(&self.0).iter().cloned().collect()
+    /// A few of them, each in its turn. Giving up a call takes a lock until all these are given up, and a small server has
+    /// few.
+    fn some(&self) -> Vec<String> {
+        let mut calls = lock(&self.0);
+        let some = calls.len().min(GIVEN_UP_AT_ONCE);
+        calls.rotate_left(some);
+        calls.range(calls.len() - some..).cloned().collect()
     }
 
     fn forget(&self, ended: &[String]) {
@@ -153,7 +159,7 @@ impl Database {
     /// Gives up what calls without an answer have taken, beside its caller. A call that the server has not ended yet is given
     /// up the next time.
     pub(super) fn give_up_unanswered(self: &Arc<Self>) {
-        let calls = self.unanswered.all();
+        let calls = self.unanswered.some();
         if calls.is_empty() {
             return;
         }

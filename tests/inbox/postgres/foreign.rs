@@ -137,9 +137,12 @@ async fn what_would_stop_events_is_refused_at_the_start() {
         let name = database.url.rsplit('/').next().unwrap().to_owned();
         let pool = database.pool(1).await;
         PostgresQueue::open(pool.clone()).await.unwrap();
+        // The schema may be that of an application, which has functions of its own.
         let grants = format!(
             "CREATE ROLE {name} LOGIN; GRANT USAGE ON SCHEMA tower_webhook TO {name};
-            GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tower_webhook TO {name}"
+            GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tower_webhook TO {name};
+            CREATE FUNCTION tower_webhook.theirs() RETURNS text LANGUAGE sql AS 'SELECT NULL';
+            REVOKE EXECUTE ON FUNCTION tower_webhook.theirs FROM PUBLIC"
         );
         execute(&pool, &grants).await;
         let url = database.url.replacen("postgres@", &format!("{name}@"), 1);
