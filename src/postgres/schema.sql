@@ -160,6 +160,7 @@ CREATE TABLE {schema}.aside (
 );
 CREATE INDEX aside_due ON {schema}.aside (due, seq);
 CREATE INDEX aside_lane ON {schema}.aside (lane, due);
+CREATE INDEX aside_kind ON {schema}.aside (kind, due);
 
 CREATE TABLE {schema}.dead (
     seq bigint PRIMARY KEY,

@@ -195,8 +195,13 @@ BEGIN
                     SELECT h.kind FROM {schema}.head h
                     WHERE h.kind > b.kind ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1
                 ) FROM busy b WHERE b.kind IS NOT NULL
+            ), later (kind) AS (
+                (SELECT a.kind FROM {schema}.aside a ORDER BY a.kind, a.due LIMIT 1)
+                UNION ALL
+                SELECT (SELECT a.kind FROM {schema}.aside a WHERE a.kind > l.kind ORDER BY a.kind, a.due LIMIT 1)
+                FROM later l WHERE l.kind IS NOT NULL
             )
-            SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside
+            SELECT kind FROM busy UNION SELECT kind FROM later
         );
     END IF;
     SELECT coalesce(array_agg(k.id ORDER BY k.id), '{}'), array_agg(array_position(p_routes, k.route) ORDER BY k.id)
@@ -289,8 +294,11 @@ BEGIN
     IF v_returned = 100 THEN
         v_next := v_now;
     ELSE
-        SELECT a.due INTO v_next FROM {schema}.aside a
-        WHERE a.due > v_now AND a.kind = ANY (v_open) ORDER BY a.due, a.seq LIMIT 1;
+        SELECT min(later.due) INTO v_next
+        FROM unnest(v_open) AS o (kind)
+        CROSS JOIN LATERAL (
+            SELECT a.due FROM {schema}.aside a WHERE a.kind = o.kind AND a.due > v_now ORDER BY a.due LIMIT 1
+        ) AS later;
     END IF;
     SELECT min(o.due), least(v_next, min(o.due) FILTER (WHERE o.kind = ANY (v_open))) INTO o_leased, v_next
     FROM unnest(v_kinds, v_leased) AS o (kind, due);

@@ -113,6 +113,10 @@ impl Bench {
     async fn grow(&self) {
         let pool = self.pool(1).await;
         execute(&pool, &FILL.replace("{schema}", "tower_webhook")).await;
+        // More than are claimed without a look at which have work.
+        let kinds = "INSERT INTO tower_webhook.kinds (name, route, is_seen)
+            SELECT 'idle-' || n, 'chat-platform', true FROM generate_series(1, 150) AS n";
+        execute(&pool, kinds).await;
         execute(&pool, "VACUUM ANALYZE").await;
         execute(&pool, "CHECKPOINT").await;
         let relations: Vec<(String, String, i64)> = sqlx::query_as(
@@ -193,6 +197,8 @@ fn lengthen(file: &Path, mut bytes: u64) {
     }
 }
 
+const COMPILED: &str = "is compiled";
+
 struct Plan {
     query: String,
     text: String,
@@ -214,7 +220,7 @@ impl Plan {
     /// What is wrong with it.
     fn fault(&self) -> Option<String> {
         if self.text.contains("JIT:") {
-            return Some("is compiled".to_owned());
+            return Some(COMPILED.to_owned());
         }
         if READS.iter().any(|begin| self.query.starts_with(begin)) {
             return None;
@@ -367,7 +373,18 @@ impl Exercise {
         };
         let (alone, _) = self.accept(alone, false).await;
         assert!(queue.claim.take(alone, &take).await.unwrap().is_some());
-        let claims = queue.claim.claim(&[take.into()], 4, 2).await.unwrap();
+        let mut claims = queue
+            .claim
+            .claim(&[take.clone().into()], 4, 2)
+            .await
+            .unwrap();
+        self.accept(self.event(44, "named"), false).await;
+        let named = Take {
+            kinds: Kinds::only([EventKind::CHAT_RATED]),
+            ..take
+        };
+        let named = queue.claim.claim(&[named.into()], 4, 2).await.unwrap();
+        claims.events.extend(named.events);
         let give_up = "SELECT tower_webhook.give_up('{01234567-89ab-cdef}')";
         execute(&self.pool, give_up).await;
         self.database.locked()(BTreeSet::from([(1, 0), (0, alone.0)]))
@@ -547,7 +564,8 @@ async fn nothing_is_compiled_or_planned_by_the_size_of_a_table() {
             // Statements of their own are planned anew soon, for the size of that time: those that read at each call, and
             // the others when autovacuum has been there.
             let is_planned_again = of == "an empty table" && plan.query.contains('$');
-            if let Some(fault) = plan.fault().filter(|_| !is_planned_again) {
+            let counts = |fault: &String| fault == COMPILED || !is_planned_again;
+            if let Some(fault) = plan.fault().filter(counts) {
                 faults.insert(format!("of {of}: {} {fault}", plan.query));
             }
             executed.insert(plan.query);
