@@ -458,7 +458,8 @@ pub(super) async fn retire(
             let left = until.duration_since(SystemTime::now()).unwrap_or_default();
             format!(
                 "A worker with this handler was seen in the last ten minutes. If it is not coming back, retire its handler in {} min.",
-                left.as_secs() / 60 + 1
+                // Of another clock.
+                (left.as_secs() / 60 + 1).min(10)
             )
         }
         _ => "No worker has noted this handler any more; another operator may have retired it."
