@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep};
 use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
+use super::handlers::{AWAY_AFTER, Retired};
 use super::headers;
 use super::lane::stored_chat;
 use super::queue::{Queue, Tables};
@@ -461,8 +462,8 @@ impl Inbox {
     }
 
     /// Ends the note on a handler, when its worker is not coming back: of an event type, or of a route's other types. Their events
-    /// are then ignored, within about ten minutes, unless another worker handles them. A worker that runs notes its handlers
-    /// again. Returns whether there was a note. See [event types without a
+    /// are then ignored, within about ten minutes, unless another worker handles them. The note of a worker that was seen in the
+    /// last ten minutes is [kept](Retired::Kept). See [event types without a
     /// handler](crate::docs::inbox#event-types-without-a-handler), and [`Stats::handlers`] for all notes.
     ///
     /// ```
@@ -478,9 +479,14 @@ impl Inbox {
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn retire(&self, of: impl Into<Scope>) -> Result<bool, StoreError> {
+    pub async fn retire(&self, of: impl Into<Scope>) -> Result<Retired, StoreError> {
         let of = of.into();
-        let retire = self.shared.queue.count.retire(&of, &self.settings.by);
+        // That of all workers is nobody's.
+        if of == Scope::Everything {
+            return Ok(Retired::NotNoted);
+        }
+        let count = &self.shared.queue.count;
+        let retire = count.retire(&of, AWAY_AFTER, &self.settings.by);
         self.shared.call("retire", retire).await
     }
 

@@ -19,8 +19,26 @@ pub struct HandlerNote {
     pub is_fallback: bool,
     /// When the worker was last seen, by the queue's clock.
     pub seen: SystemTime,
+    /// Since when other workers were seen without it: `seen`, or when the first one was seen after ten minutes without any,
+    /// as when the database was away. `None` if there was none in the last ten minutes.
+    pub missed_since: Option<SystemTime>,
     /// The name of its program, with host and process.
     pub worker: String,
+}
+
+/// What became of a note that a person ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Retired {
+    /// It was ended.
+    Ended,
+    /// No worker has noted this.
+    NotNoted,
+    /// It was kept, as its worker was seen in the last ten minutes, and others would ignore the events of a handler that is there.
+    Kept {
+        /// When it can be ended, if the worker is not seen again.
+        until: SystemTime,
+    },
 }
 
 /// A note to be written.
@@ -42,9 +60,6 @@ pub(super) const AWAY_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// By how much an event is put off whose worker is away.
 pub(super) const PUT_OFF: Duration = Duration::from_secs(10 * 60);
-
-/// Between two readings: after a longer time, the other workers may have been cut off from the queue, too.
-const LONGEST_GAP: Duration = Duration::from_secs(3 * 60);
 
 /// What a worker does with an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +91,46 @@ struct Known {
 fn duty(own: Own, known: Option<Known>) -> Duty {
     match (own, known) {
         (Own::Handler, _) | (Own::Fallback, None) => Duty::Handle,
-        // Its own one, perhaps.
-        (Own::Fallback, Some(known)) if known.is_fallback => Duty::Handle,
-        (_, Some(known)) if known.is_away => Duty::PutOff,
+        // The fallback is its own one, perhaps. Of the worker that was there before, nobody knows whether it comes back.
+        (Own::Fallback, Some(known)) if known.is_fallback || known.is_away => Duty::Handle,
+        (Own::Nothing, Some(known)) if known.is_away => Duty::PutOff,
         (_, Some(_)) => Duty::Leave,
         (Own::Nothing, None) => Duty::Ignore,
+    }
+}
+
+impl HandlerNote {
+    /// Whether its worker was missed for so long that it is away.
+    pub(super) fn is_away(&self, at: SystemTime) -> bool {
+        let missed = self.missed_since.and_then(|it| at.duration_since(it).ok());
+        missed > Some(AWAY_AFTER)
+    }
+
+    /// For how long its worker was not seen.
+    pub(super) fn unseen(&self, at: SystemTime) -> Duration {
+        at.duration_since(self.seen).unwrap_or_default()
+    }
+
+    /// What a queue returns of all notes that it keeps, each with the time since when it has been kept without an end: that on
+    /// everything, which [each worker writes](NewNote::any), says since when others are missed.
+    pub(crate) fn with_missed(mut notes: Vec<Self>) -> Vec<Self> {
+        let any = notes.iter().position(|note| note.of == Scope::Everything);
+        let since = any.and_then(|at| notes.swap_remove(at).missed_since);
+        for note in &mut notes {
+            note.missed_since = since.map(|since| since.max(note.seen));
+        }
+        notes
+    }
+}
+
+impl NewNote {
+    /// That a worker is there, whatever it handles.
+    pub(super) fn any() -> Self {
+        Self {
+            of: Scope::Everything,
+            is_fallback: true,
+            keep: AWAY_AFTER,
+        }
     }
 }
 
@@ -118,39 +168,21 @@ impl Handles {
 /// The notes of all workers, as one of them has read them.
 #[derive(Clone, Debug)]
 pub(super) struct Noted {
-    notes: Vec<HandlerNote>,
+    pub(super) notes: Vec<HandlerNote>,
     /// When they were read, by the queue's clock.
-    at: SystemTime,
-    /// Since when they were read without a gap.
-    since: SystemTime,
+    pub(super) at: SystemTime,
 }
 
 impl Noted {
-    pub(super) fn new(notes: Vec<HandlerNote>, at: SystemTime, before: Option<&Self>) -> Self {
-        let goes_on = |before: &&Self| apart(at, before.at) <= LONGEST_GAP;
-        Self {
-            notes,
-            at,
-            since: before.filter(goes_on).map_or(at, |before| before.since),
-        }
-    }
-
-    /// Whether the worker of a note was not seen for so long that it is away. Only time counts in which this worker would
-    /// have seen it: after an outage of the database, or when all are started again, others may be a little later.
-    fn is_away(&self, note: &HandlerNote) -> bool {
-        let unseen = self.at.duration_since(note.seen).unwrap_or_default();
-        unseen.min(apart(self.at, self.since)) > AWAY_AFTER
-    }
-
-    /// The note that decides on a type: that of a handler, and otherwise the newest one of a fallback.
+    /// The note that decides on a type.
     pub(super) fn of(&self, route: &RouteName, kind: &EventKind) -> Option<&HandlerNote> {
-        newest(&self.notes, route, kind)
+        deciding(&self.notes, self.at, route, kind)
     }
 
     pub(super) fn duty(&self, own: Own, route: &RouteName, kind: &EventKind) -> Duty {
         let known = self.of(route, kind).map(|note| Known {
             is_fallback: note.is_fallback,
-            is_away: self.is_away(note),
+            is_away: note.is_away(self.at),
         });
         duty(own, known)
     }
@@ -167,7 +199,9 @@ impl Noted {
             .collect();
         // Of a kind that nobody names.
         let others = self.notes.iter().any(|note| {
-            note.of == Scope::Route(route.clone()) && !self.is_away(note) && !handles.has_fallback
+            note.of == Scope::Route(route.clone())
+                && !note.is_away(self.at)
+                && !handles.has_fallback
         });
         let (left, taken): (BTreeSet<_>, _) = named
             .into_iter()
@@ -183,36 +217,30 @@ impl Noted {
         let is_left = |note: &&HandlerNote| match &note.of {
             Scope::Type(of) => {
                 kinds.takes(&of.route, &of.kind)
+                    && self.of(&of.route, &of.kind) == Some(*note)
                     && self.duty(handles.own(&of.kind), &of.route, &of.kind) == Duty::Leave
             }
             of => {
                 *of == Scope::Route(kinds.route.clone())
                     && kinds.included().is_none()
                     && !handles.has_fallback
-                    && !self.is_away(note)
+                    && !note.is_away(self.at)
             }
         };
         self.notes.iter().filter(is_left).collect()
     }
-
-    /// For how long the worker of a note was not seen.
-    pub(super) fn unseen(&self, note: &HandlerNote) -> Duration {
-        self.at.duration_since(note.seen).unwrap_or_default()
-    }
 }
 
-/// The note that decides on a type.
-pub(super) fn newest<'a>(
+/// The note that decides on a type: of those whose workers are there, that of a handler, and otherwise the newest one of a
+/// fallback. If all are away, the same of these.
+pub(super) fn deciding<'a>(
     notes: &'a [HandlerNote],
+    at: SystemTime,
     route: &RouteName,
     kind: &EventKind,
 ) -> Option<&'a HandlerNote> {
     let notes = notes.iter().filter(|note| note.of.has(route, kind));
-    notes.max_by_key(|note| (!note.is_fallback, note.seen))
-}
-
-fn apart(a: SystemTime, b: SystemTime) -> Duration {
-    a.duration_since(b).unwrap_or_else(|error| error.duration())
+    notes.max_by_key(|note| (!note.is_away(at), !note.is_fallback, note.seen))
 }
 
 #[cfg(test)]
@@ -231,17 +259,14 @@ mod tests {
             of: of.parse().unwrap(),
             is_fallback,
             seen: at(seen),
+            missed_since: Some(at(seen)),
             worker: "crm".to_owned(),
         }
     }
 
-    /// As a worker that was started at the first minute reads it at this one.
-    fn read(notes: Vec<HandlerNote>, until: u32) -> Noted {
-        let mut noted = Noted::new(notes.clone(), at(0), None);
-        for minute in 1..=until {
-            noted = Noted::new(notes.clone(), at(minute), Some(&noted));
-        }
-        noted
+    fn read(notes: Vec<HandlerNote>, minute: u32) -> Noted {
+        let at = at(minute);
+        Noted { notes, at }
     }
 
     #[test]
@@ -256,7 +281,7 @@ mod tests {
         for (known, with_handler, with_fallback, with_nothing) in [
             (None, Handle, Handle, Ignore),
             (note(false, false), Handle, Leave, Leave),
-            (note(false, true), Handle, PutOff, PutOff),
+            (note(false, true), Handle, Handle, PutOff),
             (note(true, false), Handle, Handle, Leave),
             (note(true, true), Handle, Handle, PutOff),
         ] {
@@ -310,31 +335,44 @@ mod tests {
         assert_eq!(checked, 5 * 5 * 3 * 4 * 2 * 3);
     }
 
-    /// Ten minutes of its absence that were seen, and not those of an outage or before a start.
+    /// Ten minutes in which others were seen, and not those of an outage, or in which none was started.
     #[test]
-    fn only_time_counts_in_which_a_worker_would_have_been_seen() {
-        let kind = EventKind::CHAT_RATED;
-        let duty = |noted: &Noted| noted.duty(Own::Nothing, &RouteName::default(), &kind);
-        let notes = vec![note("chat-rated", false, 0)];
-        assert_eq!(duty(&read(notes.clone(), 10)), Duty::Leave);
-        assert_eq!(duty(&read(notes.clone(), 11)), Duty::PutOff);
-        // Started an hour later.
-        let mut noted = Noted::new(notes.clone(), at(60), None);
-        for minute in 61..=70 {
-            assert_eq!(duty(&noted), Duty::Leave, "{minute}");
-            noted = Noted::new(notes.clone(), at(minute), Some(&noted));
-        }
-        let noted = Noted::new(notes.clone(), at(71), Some(&noted));
-        assert_eq!(duty(&noted), Duty::PutOff);
-        // After the database was away for 15 minutes, or the clock jumped.
-        for minute in [86, 30] {
-            let after = Noted::new(notes.clone(), at(minute), Some(&noted));
-            assert_eq!(duty(&after), Duty::Leave);
-        }
-        // The clocks of two processes may differ by some milliseconds.
-        let before = at(71) - Duration::from_millis(11);
-        let again = Noted::new(notes, before, Some(&noted));
-        assert_eq!(duty(&again), Duty::PutOff);
+    fn only_time_counts_in_which_others_were_seen() {
+        let any = |since: u32| HandlerNote {
+            of: Scope::Everything,
+            missed_since: Some(at(since)),
+            ..note("chat-rated", true, 90)
+        };
+        let duty = |any: Option<HandlerNote>, minute| {
+            let mut notes = vec![note("chat-rated", false, 20)];
+            notes.extend(any);
+            let noted = read(HandlerNote::with_missed(notes), minute);
+            assert_eq!(noted.notes.len(), 1);
+            noted.duty(Own::Nothing, &RouteName::default(), &EventKind::CHAT_RATED)
+        };
+        assert_eq!(duty(Some(any(0)), 30), Duty::Leave);
+        assert_eq!(duty(Some(any(0)), 31), Duty::PutOff);
+        assert_eq!(duty(Some(any(80)), 90), Duty::Leave);
+        assert_eq!(duty(Some(any(80)), 91), Duty::PutOff);
+        assert_eq!(duty(None, 90), Duty::Leave, "nobody was seen");
+        assert_eq!(duty(Some(any(0)), 10), Duty::Leave, "the clock jumped");
+    }
+
+    /// A fallback that is there comes before a handler that is away.
+    #[test]
+    fn who_is_there_decides() {
+        let notes = vec![
+            note("chat-rated", false, 0),
+            note("chat-platform/", true, 20),
+        ];
+        let duty = |own, minute| {
+            let noted = read(notes.clone(), minute);
+            noted.duty(own, &RouteName::default(), &EventKind::CHAT_RATED)
+        };
+        let both = |minute| (duty(Own::Fallback, minute), duty(Own::Nothing, minute));
+        assert_eq!(both(10), (Duty::Leave, Duty::Leave));
+        assert_eq!(both(11), (Duty::Handle, Duty::Leave));
+        assert_eq!(both(31), (Duty::Handle, Duty::PutOff));
     }
 
     #[test]

@@ -6,11 +6,11 @@ use super::handle::Inbox;
 use super::records::KindStats;
 use crate::store::StoreError;
 use crate::telemetry::{
-    BLOCKED, BYTES, DEAD, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING, WAITING,
+    AWAY, BLOCKED, BYTES, DEAD, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING, WAITING,
 };
 
 impl Inbox {
-    /// Records the number of events by kind and state, the age of the oldest one, pauses, and the size of the queue: see
+    /// Records the number of events by kind and state, the age of the oldest one, pauses, handlers that are away, and the size of the queue: see
     /// the [table of metrics](crate::docs::metrics#inbox). It counts the unsettled events, which takes some 0.3 seconds
     /// for a million.
     ///
@@ -44,6 +44,11 @@ impl Inbox {
             (kind.event_type(), f64::from(u8::from(is_paused)))
         });
         self.shared.gauges.set(PAUSED, values, f64::max);
+        let values = stats.kinds.iter().map(|kind| {
+            let is_away = kind.waiting > 0 && stats.is_away(&kind.event_type());
+            (kind.event_type(), f64::from(u8::from(is_away)))
+        });
+        self.shared.gauges.set(AWAY, values, f64::max);
         metrics::gauge!(BYTES).set(tables.bytes as f64);
         metrics::gauge!(LIMIT).set(self.settings.backlog_limit as f64);
         Ok(())

@@ -111,7 +111,7 @@ pub use self::bulk::{Seen, Selection};
 pub use self::event::{EventId, EventState, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;
-pub use self::handlers::HandlerNote;
+pub use self::handlers::{HandlerNote, Retired};
 pub use self::queue::Queue;
 pub use self::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, KindStats, Listed, Page, PastFailure,

@@ -11,7 +11,7 @@ use super::actions::{Action, ActionKind, BulkStep, By, NewBulk, Which};
 use super::event::{
     EventId, EventLease, EventState, NewEvent, Settlement, Share, Take, TakenEvent,
 };
-use super::handlers::{HandlerNote, NewNote};
+use super::handlers::{HandlerNote, NewNote, Retired};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
 use crate::route::Scope;
 use crate::store::StoreError;
@@ -296,16 +296,20 @@ pub trait CountEvents: Send + Sync + 'static {
     async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
 
     /// Notes what a worker handles, and returns what all have noted, with the queue's time. A note replaces that of any
-    /// worker on the same events, and is kept for its time from now on. Without notes, nothing is written.
+    /// worker on the same events, and is kept for its time from now on. A note on everything is not returned: the time since
+    /// when it has been kept without an end counts for [`HandlerNote::missed_since`] of all others. Without notes, nothing is
+    /// written.
+    ///
+    /// It does not wait for what people read.
     async fn note_handlers(
         &self,
         worker: &str,
         notes: &[NewNote],
     ) -> Result<(Vec<HandlerNote>, SystemTime), StoreError>;
 
-    /// Ends the notes on an event type, or on a route's other types, for a person, and returns whether there were any. A worker
-    /// that runs notes them again.
-    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError>;
+    /// Ends the notes on an event type, or on a route's other types, for a person, if their workers were not seen for so long.
+    /// The comparison and the change are one atomic step. A worker that comes back notes them again.
+    async fn retire(&self, of: &Scope, unseen: Duration, by: &By) -> Result<Retired, StoreError>;
 }
 
 /// Deletes what has expired.

@@ -11,7 +11,7 @@ use http::HeaderMap;
 
 use super::actions::By;
 use super::event::{EventId, EventState, Failure};
-use super::handlers::{AWAY_AFTER, HandlerNote, newest};
+use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
 use super::queue::ForgetChats;
 use super::text::has_text;
@@ -130,7 +130,7 @@ impl Stats {
         for note in self
             .handlers
             .iter()
-            .filter(|note| self.unseen(note) <= AWAY_AFTER)
+            .filter(|note| note.unseen(self.at) <= AWAY_AFTER)
         {
             if let Scope::Route(route) | Scope::Type(EventType { route, .. }) = &note.of
                 && let Some((_, is_attended)) = routes.get_mut(route)
@@ -144,29 +144,35 @@ impl Stats {
         late.map(|(route, (waiting, _))| (route, waiting)).collect()
     }
 
-    /// Returns the note that decides on a type, and for how long its worker was not seen: that of a handler, or otherwise the
-    /// newest one of a fallback. `None` if no worker has handled the type for the retention.
+    /// Returns the note that decides on a type, and for how long its worker was not seen: of the workers that are there, that of
+    /// a handler, or otherwise the newest one of a fallback. If all are away, the same of these, and `None` if no worker has
+    /// handled the type for the retention.
     #[must_use]
     pub fn handler(&self, of: &EventType) -> Option<(&HandlerNote, Duration)> {
-        let note = newest(&self.handlers, &of.route, &of.kind)?;
-        Some((note, self.unseen(note)))
+        let note = deciding(&self.handlers, self.at, &of.route, &of.kind)?;
+        Some((note, note.unseen(self.at)))
     }
 
-    /// Returns the notes that decide on types which nobody handles now, as their workers were not seen for ten minutes or more,
-    /// and for how long.
+    /// Whether nobody handles a type now, as the worker of the note that decides on it is away.
+    #[cfg(feature = "metrics")]
+    pub(super) fn is_away(&self, of: &EventType) -> bool {
+        self.handler(of)
+            .is_some_and(|(note, _)| note.is_away(self.at))
+    }
+
+    /// Returns the notes that decide on types which nobody handles now, as their workers are away, and for how long each was not
+    /// seen: others have [missed](HandlerNote::missed_since) it for more than ten minutes.
     #[must_use]
     pub fn away(&self) -> Vec<(&HandlerNote, Duration)> {
         let decides = |note: &HandlerNote| match &note.of {
             Scope::Type(of) => self.handler(of).is_some_and(|(it, _)| it == note),
             _ => true,
         };
-        let notes = self.handlers.iter().map(|note| (note, self.unseen(note)));
-        let away = notes.filter(|(note, unseen)| *unseen > AWAY_AFTER && decides(note));
-        away.collect()
-    }
-
-    fn unseen(&self, note: &HandlerNote) -> Duration {
-        self.at.duration_since(note.seen).unwrap_or_default()
+        let away = self
+            .handlers
+            .iter()
+            .filter(|note| note.is_away(self.at) && decides(note));
+        away.map(|note| (note, note.unseen(self.at))).collect()
     }
 
     /// Returns the time since the oldest unsettled event of a kind was accepted.

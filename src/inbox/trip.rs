@@ -114,6 +114,17 @@ impl Trips {
         trip.is_some_and(|trip| trip.tripped.is_some())
     }
 
+    /// Forgets the failures of kinds that another worker handles, and returns those that were tripped.
+    pub(super) fn leave(&mut self, is_left: impl Fn(&EventType) -> bool) -> Vec<EventType> {
+        let left: Vec<_> = self
+            .kinds
+            .keys()
+            .filter(|it| is_left(it))
+            .cloned()
+            .collect();
+        left.into_iter().filter(|it| self.succeeded(it)).collect()
+    }
+
     /// Notes a failure, and returns whether it trips the kind. `lane` is the event's lane, or the event itself.
     pub(super) fn failed(&mut self, kind: &EventType, lane: i64) -> bool {
         let trip = self.kinds.entry(kind.clone()).or_default();

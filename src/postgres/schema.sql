@@ -235,10 +235,12 @@ CREATE TABLE {schema}.counts (
 ) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
 CREATE INDEX counts_key ON {schema}.counts (key) WHERE key IS NOT NULL;
 
--- What workers have noted that they handle: an event type, or a route, as `kind` of `counts`.
+-- What workers have noted that they handle: an event type, or a route, as `kind` of `counts`. That on everything, which is
+-- empty, is of any worker. `since`: a note has been kept without an end.
 CREATE TABLE {schema}.handlers (
     handled text COLLATE "C" NOT NULL,
     is_fallback boolean NOT NULL,
+    since bigint NOT NULL,
     seen bigint NOT NULL,
     keep_until bigint NOT NULL,
     worker text NOT NULL,

@@ -158,10 +158,11 @@ CREATE TABLE counts (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX counts_key ON counts (key) WHERE key IS NOT NULL;
 
--- What workers have noted that they handle: an event type, or a route, as `Scope` writes it.
+-- What workers have noted that they handle: an event type, or a route, as `Scope` writes it. That on everything is of any worker.
 CREATE TABLE handlers (
     of          TEXT    NOT NULL,
     is_fallback INTEGER NOT NULL,
+    since       INTEGER NOT NULL,        -- it has been kept without an end
     seen        INTEGER NOT NULL,
     keep_until  INTEGER NOT NULL,
     worker      TEXT    NOT NULL,

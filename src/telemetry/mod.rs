@@ -58,8 +58,8 @@ pub(crate) use self::metrics::EVICTIONS;
 pub use self::metrics::Metrics;
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
-    BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING,
-    WAITING,
+    AWAY, BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, LIMIT, OLDEST, PAUSED,
+    RETRYING, WAITING,
 };
 #[cfg(all(feature = "metrics", feature = "sqlite"))]
 pub(crate) use self::metrics::{

@@ -574,6 +574,43 @@ async fn an_interrupted_change_is_continued_by_a_click() {
         .shows(" bytes, and 32768 at most: select fewer types, or by a shorter text.");
 }
 
+/// A type that no worker has noted does not hide one whose worker is missed, nor is that away before the workers say so.
+#[tokio::test(start_paused = true)]
+async fn types_that_wait_are_named_by_their_causes() {
+    let inbox = inbox();
+    let start = |kind: EventKind| {
+        let router =
+            EventRouter::new().on_named(kind.as_str(), async |_: serde_json::Value, _| Ok(()));
+        inbox.work(router).only([kind]).spawn()
+    };
+    let (own, other) = (start(EventKind::CHAT_RATED), start(EventKind::CHAT_CLOSED));
+    sleep(SECOND).await;
+    let webhooks = accepting(&inbox, Webhooks::new(secret()));
+    own.drain(SECOND).await.unwrap();
+    other.drain(SECOND).await.unwrap();
+    sleep(HOUR).await;
+    // Both were away: the second one may only be slower to come back.
+    let own = start(EventKind::CHAT_RATED);
+    for (chat, kind) in [("a", "chat-closed"), ("b", "chat-opened")] {
+        let event = delivery(format!(r#"{{"id":"{chat}"}}"#)).kind(kind);
+        send(&webhooks, event).await.assert_ok();
+    }
+    let app = || Console::new().inbox(inbox.clone()).router();
+    sleep(5 * MINUTE).await;
+    get(&app(), "/")
+        .await
+        .shows("No attempt is made of <b>chat-closed</b>: ")
+        .shows("Nobody handles <b>chat-opened</b>: ")
+        .hides("are put off");
+    sleep(7 * MINUTE).await;
+    get(&app(), "/")
+        .await
+        .shows("Nobody handles <b>chat-closed</b>: ")
+        .shows("are put off")
+        .shows("Nobody handles <b>chat-opened</b>: ");
+    own.drain(SECOND).await.unwrap();
+}
+
 /// The sentence names the worker that is away, and a button ends its note.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_is_away_is_retired() {
@@ -617,6 +654,10 @@ async fn a_handler_that_is_away_is_retired() {
         .shows("The handler of chat-closed was retired.")
         .hides("Retire the handler");
     post(&app(), "/retire", "of=chat-closed").await.is(409);
+    post(&app(), "/retire", "of=chat-rated")
+        .await
+        .is(409)
+        .shows("was seen in the last ten minutes. If it is not coming back, retire its handler in 10 min.");
     get(&app(), "/actions")
         .await
         .shows(r#"<td>retire</td><td class="wide">chat-closed</td>"#);

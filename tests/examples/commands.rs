@@ -408,6 +408,19 @@ fn the_handlers_of_a_receiver_are_retired() {
     let worker = note["worker"].as_str().unwrap();
     assert!(worker.starts_with("receiver"), "{worker}");
     drop(receiver);
+    let refused = inbox(&["retire", "chat-platform/"]);
+    assert_eq!(refused.code, 1);
+    assert!(
+        refused
+            .err
+            .contains("was seen in the last ten minutes: nothing was retired")
+            && refused.err.ends_with("retire its handler in 10 min\n"),
+        "{refused:?}"
+    );
+    let file = rusqlite::Connection::open(dir.path().join("webhooks.db")).unwrap();
+    let wait = "UPDATE handlers SET seen = seen - 601000";
+    file.execute(wait, []).unwrap();
+    drop(file);
     let retired = inbox(&["retire", "chat-platform/", "--reason", "it moved"]);
     assert_eq!(retired.code, 0);
     assert!(

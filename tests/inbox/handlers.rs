@@ -2,7 +2,7 @@
 //! away. In paused time.
 
 use std::convert::Infallible;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -10,18 +10,28 @@ use async_trait::async_trait;
 use tokio::time::sleep;
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::NewNote;
-use tower_webhook::inbox::{Change, EventId, EventState, HandlerNote, Inbox, Queue, Scope};
+use tower_webhook::inbox::internal::{NewNote, observe};
+use tower_webhook::inbox::{
+    Change, EventId, EventState, HandlerNote, Inbox, Queue, Retired, Scope,
+};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::StoreError;
 use tower_webhook::{EventRouter, RawDelivery, RouteName, Running, Webhooks};
 use tracing::Level;
 
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use support::database::{Database, execute};
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::{Works, accepting, states};
 use support::log::Log;
+use support::observer::Notes;
 use support::queue::{Calls, FaultyQueue, unless};
 use support::{DAY, HOUR, MINUTE, SECOND, lock};
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use support::{eventually, scratch::Scratch};
+
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use crate::suite::Harness;
 
 /// Of the service under test, of the other one, and of none.
 const OWN: EventKind = EventKind::CHAT_RATED;
@@ -310,10 +320,37 @@ async fn a_person_retires_a_handler() {
     sleep(HOUR).await;
     let inbox = shop.inbox();
     assert_eq!(shop.states().await[1], WAITING);
-    assert!(inbox.retire(OTHER).await.unwrap());
-    assert!(!inbox.retire(OTHER).await.unwrap());
+    assert_eq!(inbox.retire(OTHER).await.unwrap(), Retired::Ended);
+    assert_eq!(inbox.retire(OTHER).await.unwrap(), Retired::NotNoted);
     sleep(SOON).await;
     assert_eq!(shop.states().await, [HANDLED, EventState::Ignored, HANDLED]);
+    stop(own).await;
+}
+
+/// Without its note, others would ignore its events until it notes it again.
+#[tokio::test(start_paused = true)]
+async fn the_note_of_a_handler_that_is_there_is_kept() {
+    let shop = Shop::new();
+    let own = shop.start("own", &[OWN]);
+    let other = shop.start("other", &[OTHER]);
+    sleep(MINUTE + 30 * SECOND).await;
+    let inbox = shop.inbox();
+    let retire = async || inbox.retire(OTHER).await.unwrap();
+    let Retired::Kept { until } = retire().await else {
+        panic!("it is there");
+    };
+    let left = until.duration_since(inbox.stats().await.unwrap().at);
+    assert!(left.unwrap().abs_diff(9 * MINUTE + 30 * SECOND) < SECOND);
+    shop.accept(&[(OTHER, 0)]).await;
+    sleep(10 * SECOND).await;
+    assert_eq!(shop.handled(), [("other", 0)]);
+    stop(other).await;
+    sleep(9 * MINUTE).await;
+    assert!(matches!(retire().await, Retired::Kept { .. }));
+    sleep(MINUTE).await;
+    assert_eq!(retire().await, Retired::Ended);
+    let of_all = inbox.retire(Scope::Everything).await.unwrap();
+    assert_eq!(of_all, Retired::NotNoted);
     stop(own).await;
 }
 
@@ -357,15 +394,88 @@ async fn a_fallback_leaves_what_another_service_names() {
     assert_eq!(shop.handled(), each);
     stop(other).await;
     accept(&desk, &[(OTHER, 4), (OWN, 5)]).await;
-    sleep(2 * MINUTE).await;
+    sleep(9 * MINUTE).await;
     assert_eq!(shop.handled().len(), 4);
-    sleep(HOUR).await;
-    assert_eq!(shop.handled()[4..], [("own", 5)]);
-    assert_eq!(shop.states().await[4], WAITING);
-    shop.inbox().retire(OTHER).await.unwrap();
-    sleep(SOON).await;
-    assert_eq!(shop.handled()[5..], [("own", 4)]);
+    sleep(2 * MINUTE).await;
+    assert_eq!(shop.handled()[4..], [("own", 4), ("own", 5)]);
     stop(own).await;
+}
+
+/// The next version handles the same types in another way, so that its worker names none: it waits, and takes them over.
+#[tokio::test(start_paused = true)]
+async fn a_fallback_takes_over_what_a_service_that_is_away_has_named() {
+    let shop = Shop::new();
+    stop_after_a_while(shop.start("old", &[OWN, OTHER])).await;
+    shop.accept(&EVENTS).await;
+    let router = shop.with_fallback("new", EventRouter::new());
+    let new = shop.inbox().work(router).spawn();
+    // It handles none of them, and leaves them to the one that does now.
+    let third = shop.start("third", &[NOBODYS]);
+    sleep(9 * MINUTE).await;
+    assert_eq!(shop.handled(), []);
+    sleep(2 * MINUTE).await;
+    assert_eq!(shop.handled(), [("new", 0), ("new", 1), ("new", 2)]);
+    shop.accept(&[(OTHER, 3), (NOBODYS, 4), (OTHER, 5)]).await;
+    sleep(10 * SECOND).await;
+    assert_eq!(shop.handled()[3..], [("new", 3), ("third", 4), ("new", 5)]);
+    assert_eq!(shop.inbox().stats().await.unwrap().away(), []);
+    stop(new).await;
+    stop(third).await;
+}
+
+/// It looks before it handles, as a worker that names the type may have been started just now.
+#[tokio::test(start_paused = true)]
+async fn a_fallback_leaves_what_a_service_names_that_was_started_just_now() {
+    let shop = Shop::new();
+    let desk = shop.inbox();
+    let router = shop.with_fallback("old", EventRouter::new());
+    let old = desk.work(router).spawn();
+    sleep(10 * MINUTE + 30 * SECOND).await;
+    accept(&desk, &[(OTHER, 0)]).await;
+    sleep(SECOND).await;
+    assert_eq!(shop.handled(), [("old", 0)]);
+    let new = shop.start("new", &[OTHER]);
+    sleep(SECOND).await;
+    accept(&desk, &[(OTHER, 1), (OTHER, 2)]).await;
+    sleep(10 * SECOND).await;
+    assert_eq!(shop.handled()[1..], [("new", 1), ("new", 2)]);
+    stop(old).await;
+    stop(new).await;
+}
+
+/// A type that is tripped here, and that another service handles: no attempt here could end the alarm.
+#[tokio::test(start_paused = true)]
+async fn a_trip_ends_when_another_service_handles_the_type() {
+    let log = Log::capture(Level::INFO);
+    let shop = Shop::new();
+    let desk = shop.inbox();
+    let notes = Notes::default();
+    observe(&desk, notes.clone());
+    let router = EventRouter::new().fallback(async |_: RawDelivery| Err("it is down".into()));
+    let own = desk.work(router).trip_after(2).spawn();
+    sleep(SECOND).await;
+    let webhooks = accepting(&desk, Webhooks::new(secret()));
+    for number in 0..2 {
+        let body = format!(r#"{{"id":"chat {number}","number":{number}}}"#);
+        let event = delivery(body).kind(OTHER.as_str());
+        send(&webhooks, event).await.assert_ok();
+    }
+    sleep(MINUTE).await;
+    assert!(desk.tripped().contains_key(&OTHER.into()));
+    let other = shop.start("other", &[OTHER]);
+    sleep(2 * MINUTE).await;
+    assert_eq!(shop.states().await, [HANDLED; 2]);
+    assert_eq!(desk.tripped(), [].into());
+    let mut trips = notes.take();
+    trips.retain(|line| line.starts_with("tripped"));
+    assert_eq!(
+        trips,
+        ["tripped chat-closed true", "tripped chat-closed false"]
+    );
+    let told = "another worker handles this type";
+    assert_eq!(log.count(Level::INFO, told), 1, "{}", log.text());
+    stop(own).await;
+    stop(other).await;
 }
 
 /// And a service that is no router, of which nobody knows what it handles.
@@ -393,7 +503,8 @@ async fn what_nobody_names_is_left_to_a_fallback() {
     assert_eq!(shop.handled()[2..], [("own", 3)]);
     assert_eq!(shop.states().await[2], WAITING);
     let platform = Scope::Route(RouteName::default());
-    assert!(shop.inbox().retire(platform).await.unwrap());
+    let retired = shop.inbox().retire(platform).await.unwrap();
+    assert_eq!(retired, Retired::Ended);
     sleep(SOON).await;
     assert_eq!(shop.states().await[2], EventState::Ignored);
     stop(own).await;
@@ -419,6 +530,55 @@ async fn both_services_are_started_again_after_an_hour() {
     stop(other).await;
 }
 
+/// A handler that was removed: its note is kept for days, and each start would wait for it anew.
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_started_again_does_not_wait_anew() {
+    let shop = Shop::new();
+    stop_after_a_while(shop.start("other", &[OTHER])).await;
+    let own = shop.start("own", &[OWN]);
+    sleep(HOUR).await;
+    stop(own).await;
+    sleep(5 * MINUTE).await;
+    let own = shop.start("own", &[OWN]);
+    shop.accept(&EVENTS).await;
+    sleep(MINUTE).await;
+    assert_eq!(shop.handled(), [("own", 0), ("own", 2)]);
+    stop(own).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_worker_that_is_often_started_again_does_not_wait_for_ever() {
+    let shop = Shop::new();
+    stop_after_a_while(shop.start("other", &[OTHER])).await;
+    shop.accept(&EVENTS).await;
+    for handled in [1, 1, 1, 2] {
+        let own = shop.start("own", &[OWN]);
+        sleep(3 * MINUTE + SECOND).await;
+        assert_eq!(shop.handled().len(), handled);
+        stop(own).await;
+    }
+    assert_eq!(shop.handled(), [("own", 0), ("own", 2)]);
+}
+
+/// Also if it has no handler that it could note.
+#[tokio::test(start_paused = true)]
+async fn a_worker_without_handlers_counts_absence_too() {
+    let shop = Shop::new();
+    let services = [shop.start("own", &[]), shop.start("other", &[OTHER])];
+    sleep(SECOND).await;
+    for running in services {
+        stop(running).await;
+    }
+    sleep(HOUR).await;
+    let own = shop.start("own", &[]);
+    shop.accept(&[(OTHER, 0), (NOBODYS, 1)]).await;
+    sleep(9 * MINUTE).await;
+    assert_eq!(shop.states().await, [WAITING; 2]);
+    sleep(3 * MINUTE).await;
+    assert_eq!(shop.states().await, [WAITING, EventState::Ignored]);
+    stop(own).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_database_is_away_for_a_quarter_of_an_hour() {
     let faulty = FaultyQueue::new(MemoryQueue::new());
@@ -441,11 +601,12 @@ async fn the_database_is_away_for_a_quarter_of_an_hour() {
     stop(other).await;
 }
 
-/// A queue whose notes cannot be read, if so.
+/// A queue whose notes cannot be read, if so, and how often they were.
 #[derive(Clone, Default)]
 struct Unreadable {
     queue: MemoryQueue,
     fails: Arc<AtomicBool>,
+    reads: Arc<AtomicUsize>,
 }
 
 #[async_trait]
@@ -459,9 +620,45 @@ impl Calls for Unreadable {
         worker: &str,
         notes: &[NewNote],
     ) -> Result<(Vec<HandlerNote>, SystemTime), StoreError> {
+        self.reads.fetch_add(1, Ordering::SeqCst);
         unless(&self.fails)?;
         self.queue.note_handlers(worker, notes).await
     }
+}
+
+/// However many events a fallback handles.
+#[tokio::test(start_paused = true)]
+async fn a_fallback_reads_the_notes_once_a_second() {
+    let counting = Unreadable::default();
+    let shop = Shop::on(counting.clone().shared());
+    let desk = shop.inbox();
+    let router = shop.with_fallback("own", shop.router("own", &[OWN]));
+    let own = desk.work(router).spawn();
+    sleep(30 * SECOND).await;
+    let before = counting.reads.load(Ordering::SeqCst);
+    for number in 0..100 {
+        accept(&desk, &[(NOBODYS, number)]).await;
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(shop.states().await, [HANDLED; 100]);
+    let reads = counting.reads.load(Ordering::SeqCst) - before;
+    assert!((1..=6).contains(&reads), "{reads} times in 5 s");
+    stop(own).await;
+}
+
+/// A fallback goes by what it knows.
+#[tokio::test(start_paused = true)]
+async fn a_fallback_handles_events_if_the_notes_cannot_be_read_again() {
+    let faulty = Unreadable::default();
+    let shop = Shop::on(faulty.clone().shared());
+    let router = shop.with_fallback("own", EventRouter::new());
+    let own = shop.inbox().work(router).spawn();
+    sleep(10 * SECOND).await;
+    faulty.fails.store(true, Ordering::SeqCst);
+    shop.accept(&EVENTS).await;
+    sleep(10 * SECOND).await;
+    assert_eq!(shop.states().await, [HANDLED; 3]);
+    stop(own).await;
 }
 
 /// An event is neither ignored nor lost when nobody can say who handles it.
@@ -508,4 +705,63 @@ async fn a_worker_with_other_handlers_is_warned_of_once() {
     for running in [own, same, other] {
         stop(running).await;
     }
+}
+
+/// A worker that is started again goes on where the last one was: it neither waits anew, nor ignores the event.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+async fn put_off_over_a_restart<H: Harness>(harness: &H, rewind: impl AsyncFn()) {
+    let mut shop = Shop::on(harness.open().await);
+    let other = shop.start("other", &[OTHER]);
+    eventually("it is noted", async || {
+        !shop.inbox().stats().await.unwrap().handlers.is_empty()
+    })
+    .await;
+    stop(other).await;
+    // It was there for 20 minutes, and has been away for 11.
+    rewind().await;
+    shop.accept(&EVENTS).await;
+    for restart in 0..3_usize {
+        shop.queue = harness.open().await;
+        let own = shop.start("own", &[OWN]);
+        let (last, inbox) = (2 * restart, shop.inbox());
+        eventually("the chat goes on", async || {
+            shop.handled().contains(&("own", last + 2))
+        })
+        .await;
+        let event = inbox.get(EventId(2)).await.unwrap().unwrap().summary;
+        assert_eq!((event.state, event.failures), (WAITING, 0));
+        let left = event
+            .due_at
+            .and_then(|due| due.duration_since(SystemTime::now()).ok());
+        assert!(left > Some(9 * MINUTE), "it was put off: {left:?}");
+        stop(own).await;
+        // It is due now, before another event of its chat.
+        let redriven = inbox.redrive(EventId(2), None).await.unwrap();
+        assert_eq!(redriven, Change::Made);
+        shop.accept(&[(OTHER, last + 3), (OWN, last + 4)]).await;
+    }
+    let other = shop.start("other", &[OTHER]);
+    eventually("it is handled", async || {
+        shop.handled().contains(&("other", 1))
+    })
+    .await;
+    stop(other).await;
+}
+
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_is_put_off_over_a_restart() {
+    let file = Scratch::new();
+    put_off_over_a_restart(&file, async || {
+        let rewind = "UPDATE handlers SET since = since - 1200000, seen = seen - 660000";
+        file.sql().execute(rewind, []).unwrap();
+    })
+    .await;
+    let database = Database::create().await;
+    put_off_over_a_restart(&database, async || {
+        let rewind =
+            "UPDATE tower_webhook.handlers SET since = since - 1200000000, seen = seen - 660000000";
+        execute(&database.pool(1).await, rewind).await;
+    })
+    .await;
 }

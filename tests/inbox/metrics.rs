@@ -321,3 +321,37 @@ async fn gauges_return_to_zero_and_kinds_are_bounded() {
     assert_eq!(waiting(&recorded(&snapshotter).values), (40, 0.0));
     drop(worker);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_handler_that_is_away_is_recorded() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    let inbox = inbox();
+    let start = |kind: &str| {
+        let router = EventRouter::new().on_named(kind, async |_: serde_json::Value, _| Ok(()));
+        inbox.work(router).spawn()
+    };
+    let (own, other) = (start("chat-rated"), start("chat-closed"));
+    sleep(SECOND).await;
+    other.drain(SECOND).await.unwrap();
+    let webhooks = accepting(&inbox, Webhooks::new(secret()));
+    send(&webhooks, delivery("{}").kind("chat-closed"))
+        .await
+        .assert_ok();
+    let is_away = async || {
+        inbox.record_metrics().await.unwrap();
+        let values = recorded(&snapshotter).values;
+        values["webhook_inbox_handler_away{route=chat-platform,kind=chat-closed}"] > 0.0
+    };
+    sleep(9 * MINUTE).await;
+    assert!(!is_away().await);
+    sleep(2 * MINUTE).await;
+    assert!(is_away().await);
+    let other = start("chat-closed");
+    sleep(11 * MINUTE).await;
+    assert!(!is_away().await);
+    own.drain(SECOND).await.unwrap();
+    other.drain(SECOND).await.unwrap();
+}

@@ -14,7 +14,7 @@ use tower_webhook::inbox::internal::{
 };
 use tower_webhook::inbox::{
     Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState, Failure, Filter,
-    HandlerNote, Listed, Page, Queue, Scope, Stats, Which,
+    HandlerNote, Listed, Page, Queue, Retired, Scope, Stats, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "postgres")]
@@ -120,7 +120,7 @@ calls! {
         counts(of: &CountsOf) -> Vec<Count>;
         note_counts(counts: &[Count]) -> SystemTime;
         note_handlers(worker: &str, notes: &[NewNote]) -> (Vec<HandlerNote>, SystemTime);
-        retire(of: &Scope, by: &By) -> bool;
+        retire(of: &Scope, unseen: Duration, by: &By) -> Retired;
     }
     purge: PurgeEvents {
         purge(keep_bodies: Duration) -> bool;

@@ -1,6 +1,7 @@
 //! The changes that operators make.
 
 use std::future::Future;
+use std::time::SystemTime;
 
 use axum::Extension;
 use axum::body::Bytes;
@@ -9,7 +10,7 @@ use axum::extract::{Form, Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
-use tower_webhook::inbox::{By, Change, EventId, EventState, Scope};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Retired, Scope};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
@@ -436,12 +437,12 @@ pub(super) async fn retire(
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     let counts = view.console.counts.clone();
     let did = Did::Retired(of.clone());
-    let was_noted = in_task(async move {
+    let retired = in_task(async move {
         let retired = inbox.retire(of.clone()).await;
         counts.forget();
         let actor = known(by.who());
         match &retired {
-            Ok(was_noted) => tracing::info!(actor, %of, was_noted, "an operator retires a handler"),
+            Ok(retired) => tracing::info!(actor, %of, ?retired, "an operator retires a handler"),
             Err(error) => tracing::warn!(
                 actor,
                 %of,
@@ -451,11 +452,18 @@ pub(super) async fn retire(
         }
         retired
     });
-    match was_noted.await? {
-        true => Ok(after(&view, &did, "/")),
-        false => Err(Problem::new(
-            StatusCode::CONFLICT,
-            "No worker has noted this handler any more; another operator may have retired it.",
-        )),
-    }
+    let refused = match retired.await? {
+        Retired::Ended => return Ok(after(&view, &did, "/")),
+        Retired::Kept { until } => {
+            let left = until.duration_since(SystemTime::now()).unwrap_or_default();
+            format!(
+                "A worker with this handler was seen in the last ten minutes. If it is not coming back, retire its handler in {} min.",
+                // Of another clock.
+                (left.as_secs() / 60 + 1).min(10)
+            )
+        }
+        _ => "No worker has noted this handler any more; another operator may have retired it."
+            .to_owned(),
+    };
+    Err(Problem::new(StatusCode::CONFLICT, refused))
 }

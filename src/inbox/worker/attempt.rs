@@ -324,7 +324,7 @@ impl Pool {
         }
     }
 
-    fn tripped(&self, EventType { route, kind }: &EventType, is_tripped: bool) {
+    pub(super) fn tripped(&self, EventType { route, kind }: &EventType, is_tripped: bool) {
         let observers = self.shared.observers();
         observers.observe(&Observation::Tripped {
             route,

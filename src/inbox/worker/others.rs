@@ -1,11 +1,10 @@
 //! What a worker and the others of its queue handle: it notes its own, reads theirs, and leaves them their events.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::super::actions::By;
 use super::super::handlers::{Duty, HandlerNote, NOTE_EVERY, NewNote, Noted, Own, PUT_OFF};
@@ -22,31 +21,44 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// How often the log tells of a type whose worker is away, in seconds.
 const MINUTE: u64 = 60;
 
+/// For how long what is known of the others counts, before a fallback handles an event or it is put off: a worker with a handler
+/// may have been started just now. So an event waits for a short read, but a busy worker makes one a second, however many
+/// events it has. Nothing is ignored without a look.
+const FRESH: Duration = Duration::from_secs(1);
+
 /// What the others have noted.
 #[derive(Default)]
 pub(super) struct Others {
-    /// As it was read last. `None` before the first time.
-    noted: Mutex<Option<Arc<Noted>>>,
-    /// The number of looks that have begun, and the last of those that have ended.
-    begun: AtomicU64,
-    ended: tokio::sync::Mutex<u64>,
+    /// As it was read last, and when that began. `None` before the first time.
+    noted: Mutex<Option<(Instant, Arc<Noted>)>>,
+    /// Held while somebody looks.
+    looks: tokio::sync::Mutex<()>,
     told: Throttle<MINUTE>,
 }
 
 impl Others {
     pub(super) fn noted(&self) -> Option<Arc<Noted>> {
-        lock(&self.noted).clone()
+        let noted = lock(&self.noted);
+        noted.as_ref().map(|(_, noted)| Arc::clone(noted))
+    }
+
+    /// What was read after this time, or so shortly before it that it still counts.
+    fn fresh(&self, asked: Instant, counts_for: Duration) -> Option<Arc<Noted>> {
+        let noted = lock(&self.noted);
+        let fresh = noted
+            .as_ref()
+            .filter(|(began, _)| *began + counts_for > asked);
+        fresh.map(|(_, noted)| Arc::clone(noted))
     }
 }
 
 /// The task that notes the handlers of a worker.
 pub(super) async fn note(pool: Arc<Pool>) {
-    let notes: Vec<_> = (pool.routes.iter())
-        .flat_map(|place| {
-            let taken = pool.rules().kinds(&place.route.name);
-            place.handles.notes(&taken, place.route.limits.retention)
-        })
-        .collect();
+    let mut notes = vec![NewNote::any()];
+    for place in &pool.routes {
+        let taken = pool.rules().kinds(&place.route.name);
+        notes.extend(place.handles.notes(&taken, place.route.limits.retention));
+    }
     let mut told = BTreeSet::new();
     loop {
         let next = Instant::now() + NOTE_EVERY;
@@ -91,16 +103,19 @@ impl Pool {
     /// What to do with an event of a type that has no handler of its own here.
     pub(super) async fn duty(&self, own: Own, delivery: &RawDelivery) -> Result<Duty, StoreError> {
         let (route, kind) = (delivery.route(), delivery.kind());
-        let noted = self.others.noted();
-        let known = noted.map(|noted| (noted.duty(own, route, kind), noted));
-        let (duty, noted) = match known {
-            // Nobody handles it, or a worker that was started just now.
-            None | Some((Duty::Ignore, _)) => {
-                let noted = Box::pin(self.look()).await?;
-                (noted.duty(own, route, kind), noted)
+        let known = self.others.noted();
+        let known = known.map(|noted| (noted.duty(own, route, kind), noted));
+        let noted = match known {
+            // Events of the type are not taken any more.
+            Some((Duty::Leave, noted)) => noted,
+            // What was so a minute ago is probably still so: the event does not wait for long.
+            Some((Duty::Handle | Duty::PutOff, noted)) => {
+                let looked = timeout(FRESH, self.look(FRESH)).await;
+                looked.ok().and_then(Result::ok).unwrap_or(noted)
             }
-            Some(known) => known,
+            None | Some((Duty::Ignore, _)) => self.look(Duration::ZERO).await?,
         };
+        let duty = noted.duty(own, route, kind);
         if duty == Duty::PutOff
             && let Some(note) = noted.of(route, kind)
             && let Some(left_out) = self.others.told.admit(&format!("{route}/{kind}"))
@@ -108,7 +123,7 @@ impl Pool {
             tracing::warn!(
                 %route, %kind,
                 worker = note.worker,
-                unseen_for = ?noted.unseen(note),
+                unseen_for = ?note.unseen(noted.at),
                 left_out = (left_out > 0).then_some(left_out),
                 "nobody handles this type, as the worker that did is away: its events are put off by {PUT_OFF:?} at a time, and \
                  their chats go on without them; start that worker, or retire its handler if it is not coming back"
@@ -117,30 +132,34 @@ impl Pool {
         Ok(duty)
     }
 
-    /// Reads the notes, unless somebody has begun to do so since this was called.
-    async fn look(&self) -> Result<Arc<Noted>, StoreError> {
-        let Others { begun, ended, .. } = &self.others;
-        let before = begun.load(Ordering::Relaxed);
-        let mut ended = ended.lock().await;
-        if *ended > before
-            && let Some(noted) = self.others.noted()
-        {
+    /// Reads the notes, unless somebody has begun to do so since this was called, or so shortly before.
+    async fn look(&self, counts_for: Duration) -> Result<Arc<Noted>, StoreError> {
+        let asked = Instant::now();
+        if let Some(noted) = self.others.fresh(asked, counts_for) {
             return Ok(noted);
         }
-        let this = begun.fetch_add(1, Ordering::Relaxed) + 1;
-        let noted = self.read_notes(&[]).await?;
-        *ended = this;
-        Ok(noted)
+        // Boxed, because few events need it.
+        Box::pin(async {
+            let _one = self.others.looks.lock().await;
+            match self.others.fresh(asked, counts_for) {
+                Some(noted) => Ok(noted),
+                None => self.read_notes(&[]).await,
+            }
+        })
+        .await
     }
 
     /// Notes handlers, and reads what all workers have noted.
     async fn read_notes(&self, own: &[NewNote]) -> Result<Arc<Noted>, StoreError> {
+        let began = Instant::now();
         let call = self.shared.queue.count.note_handlers(&PROGRAM, own);
         let call = self.shared.call_within(LIMIT, "note-handlers", call);
         let (notes, at) = call.await?;
+        let noted = Arc::new(Noted { notes, at });
         let mut last = lock(&self.others.noted);
-        let noted = Arc::new(Noted::new(notes, at, last.as_deref()));
-        *last = Some(Arc::clone(&noted));
+        if last.as_ref().is_none_or(|(before, _)| *before <= began) {
+            *last = Some((began, Arc::clone(&noted)));
+        }
         drop(last);
         if self.set_kinds() {
             self.ask_now();

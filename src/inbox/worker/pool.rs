@@ -14,6 +14,7 @@ use tower_service::Service;
 
 use super::super::event::{Share, Take};
 use super::super::handle::{Inbox, Settings, Shared};
+use super::super::handlers::Duty;
 use super::super::route::Route;
 use super::super::rules::Rules;
 use super::super::trip::Trips;
@@ -25,7 +26,7 @@ use crate::error::BoxError;
 use crate::execution::{Clocks, Lent, Limits};
 use crate::lock::lock;
 use crate::outcome::Outcome;
-use crate::route::RouteName;
+use crate::route::{EventType, RouteName};
 use crate::router::{EventRouter, Handles};
 use crate::telemetry::Kept;
 
@@ -420,8 +421,26 @@ impl Pool {
     /// others.
     pub(super) fn set_kinds(&self) -> bool {
         let mut has_changed = false;
-        let trips = lock(&self.trips);
+        let mut trips = lock(&self.trips);
         let noted = self.others.noted();
+        if let Some(noted) = &noted
+            && !trips.is_empty()
+        {
+            // Nothing is tried here any more that could succeed.
+            let ended = trips.leave(|EventType { route, kind }| {
+                self.place(route).is_some_and(|place| {
+                    let duty = noted.duty(place.handles.own(kind), route, kind);
+                    matches!(duty, Duty::Leave | Duty::PutOff)
+                })
+            });
+            for of in &ended {
+                self.tripped(of, false);
+                tracing::info!(
+                    route = %of.route, kind = %of.kind,
+                    "another worker handles this type, or did: it is not tripped here any more"
+                );
+            }
+        }
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
         for place in &self.routes {
             let route = &place.route;

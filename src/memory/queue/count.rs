@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 
@@ -11,7 +11,7 @@ use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::counts::{SPANS, kept_from};
 use crate::inbox::event::EventState;
-use crate::inbox::handlers::{HandlerNote, NewNote};
+use crate::inbox::handlers::{HandlerNote, NewNote, Retired};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::{KindStats, Pause, Stats};
 use crate::route::{EventType, RouteName, Scope};
@@ -50,13 +50,13 @@ impl CountEvents for MemoryQueue {
         Ok((state.handlers(), state.time_of_day(state.now)))
     }
 
-    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError> {
+    async fn retire(&self, of: &Scope, unseen: Duration, by: &By) -> Result<Retired, StoreError> {
         let mut state = self.lock();
-        let is_retired = state.retire(of);
-        if is_retired {
+        let retired = state.retire(of, unseen);
+        if retired == Retired::Ended {
             state.note(by, ActionKind::Retire, None, Some(of.to_string()), 0);
         }
-        Ok(is_retired)
+        Ok(retired)
     }
 }
 

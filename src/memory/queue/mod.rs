@@ -164,7 +164,8 @@ struct State {
     actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
     counts: count::Counts,
-    /// What workers have noted that they handle, and whether by a fallback, and until when the note is kept.
+    /// What workers have noted that they handle, and whether by a fallback, and until when the note is kept. Each note with the
+    /// time since when it has been kept without an end.
     handlers: BTreeMap<(Scope, bool), (HandlerNote, Instant)>,
     bytes: u64,
 }

@@ -20,10 +20,11 @@ DECLARE
     v_now bigint := {schema}.micros();
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    INSERT INTO {schema}.handlers AS h (handled, is_fallback, seen, keep_until, worker)
-    SELECT handled, is_fallback, v_now, v_now + keep, p_worker
+    INSERT INTO {schema}.handlers AS h (handled, is_fallback, since, seen, keep_until, worker)
+    SELECT handled, is_fallback, v_now, v_now, v_now + keep, p_worker
     FROM unnest(p_handled, p_fallbacks, p_keep) AS r (handled, is_fallback, keep) ORDER BY 1, 2
     ON CONFLICT (handled, is_fallback) DO UPDATE SET
+        since = CASE WHEN h.keep_until < excluded.seen THEN excluded.seen ELSE least(h.since, excluded.seen) END,
         seen = excluded.seen, keep_until = excluded.keep_until, worker = excluded.worker;
     DELETE FROM {schema}.handlers WHERE keep_until < v_now;
 END $tower_webhook$;

@@ -1,7 +1,7 @@
 //! Events are counted, and what processes count is kept.
 
 use std::borrow::Cow;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use sqlx::postgres::PgRow;
@@ -11,7 +11,7 @@ use super::database::Database;
 use super::{actions, parameters, rows, stats};
 use crate::inbox::actions::By;
 use crate::inbox::counts::SPANS;
-use crate::inbox::handlers::{HandlerNote, NewNote};
+use crate::inbox::handlers::{HandlerNote, NewNote, Retired};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::Stats;
 use crate::postgres::engine::{Value, column, corrupt, micros};
@@ -24,9 +24,14 @@ const NOTE: &str = "SELECT {schema}.note_counts($1, $2, $3, $4, $5, $6, $7, $8)"
 const NOTE_HANDLERS: &str = "SELECT {schema}.note_handlers($1, $2, $3, $4)";
 
 const RETIRE: &str = "
-    WITH retired AS (DELETE FROM {schema}.handlers WHERE handled = $1 RETURNING handled)
-    INSERT INTO {schema}.actions (at, who, reason, what, about, changed)
-    SELECT {schema}.micros(), $2, $3, 'retire', $1, 0 WHERE EXISTS (SELECT FROM retired) RETURNING number";
+    WITH retired AS (
+        DELETE FROM {schema}.handlers WHERE handled = $1 AND seen <= {schema}.micros() - $4 RETURNING handled
+    ), noted AS (
+        INSERT INTO {schema}.actions (at, who, reason, what, about, changed)
+        SELECT {schema}.micros(), $2, $3, 'retire', $1, 0 WHERE EXISTS (SELECT FROM retired) RETURNING number
+    )
+    SELECT EXISTS (SELECT FROM noted), max(seen) + $4 FROM {schema}.handlers
+    WHERE handled = $1 AND keep_until >= {schema}.micros()";
 
 const LIST: &str = "
     SELECT series, minute - minute % $4, CASE WHEN $5 > 0 THEN process ELSE 0 END, kind, outcome,
@@ -97,13 +102,27 @@ impl CountEvents for Database {
             ];
             self.call(NOTE_HANDLERS, values).await?;
         }
-        Ok(stats::handlers(&self.read(stats::HANDLERS, &[]).await?)?)
+        // Not as people read, who may have taken all of their connections: events wait for this.
+        Ok(stats::handlers(&self.call(stats::HANDLERS, []).await?)?)
     }
 
-    async fn retire(&self, of: &Scope, by: &By) -> Result<bool> {
+    async fn retire(&self, of: &Scope, unseen: Duration, by: &By) -> Result<Retired> {
         let [who, reason] = actions::by(by);
-        let values = [Value::Text(of.to_string()), who, reason];
-        Ok(!self.call(RETIRE, values).await?.is_empty())
+        let values = [
+            Value::Text(of.to_string()),
+            who,
+            reason,
+            Value::Number(micros(unseen)),
+        ];
+        let row = self.call_one(RETIRE, values).await?;
+        let until: Option<i64> = column(&row, 1)?;
+        Ok(match (column(&row, 0)?, until) {
+            (true, _) => Retired::Ended,
+            (false, None) => Retired::NotNoted,
+            (false, Some(until)) => Retired::Kept {
+                until: rows::time(until),
+            },
+        })
     }
 }
 

@@ -19,7 +19,7 @@ use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
 };
-use crate::inbox::handlers::NewNote;
+use crate::inbox::handlers::{NewNote, Retired};
 use crate::inbox::queue::{Accepted, Queue};
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresStore;
@@ -537,7 +537,11 @@ impl Exercise {
         };
         let notes = slice::from_ref(&note);
         queue.count.note_handlers("worker", notes).await.unwrap();
-        assert!(queue.count.retire(&note.of, &By::new("ada")).await.unwrap());
+        let retired = queue
+            .count
+            .retire(&note.of, Duration::ZERO, &By::new("ada"))
+            .await;
+        assert_eq!(retired.unwrap(), Retired::Ended);
         let of = CountsOf::new([Series::Refused], now - 60..now + 1);
         queue.count.counts(&of).await.unwrap();
         queue.measure.measure().await.unwrap();

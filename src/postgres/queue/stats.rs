@@ -77,7 +77,7 @@ pub(super) fn stats(rows: &[PgRow]) -> Result<Stats, Error> {
 
 /// The notes on handlers, and the time. Without a note, the time alone.
 pub(super) const HANDLERS: &str = "
-    SELECT now, handled, is_fallback, seen, worker
+    SELECT now, handled, is_fallback, since, seen, worker
     FROM {schema}.micros() AS now LEFT JOIN {schema}.handlers ON keep_until >= now";
 
 pub(super) fn handlers(rows: &[PgRow]) -> Result<(Vec<HandlerNote>, SystemTime), Error> {
@@ -91,10 +91,12 @@ pub(super) fn handlers(rows: &[PgRow]) -> Result<(Vec<HandlerNote>, SystemTime),
         notes.push(HandlerNote {
             of: of.parse().map_err(corrupt)?,
             is_fallback: column(row, 2)?,
-            seen: rows::time(column(row, 3)?),
-            worker: column(row, 4)?,
+            missed_since: Some(rows::time(column(row, 3)?)),
+            seen: rows::time(column(row, 4)?),
+            worker: column(row, 5)?,
         });
     }
+    let notes = HandlerNote::with_missed(notes);
     Ok((notes, rows::time(column(first, 0)?)))
 }
 

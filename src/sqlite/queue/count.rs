@@ -1,7 +1,7 @@
 //! The number of events, and counts of processes.
 
 use std::borrow::Cow;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use rusqlite::{Result, Row, params};
@@ -9,7 +9,7 @@ use rusqlite::{Result, Row, params};
 use super::{SqliteQueue, actions, handlers, row, stats};
 use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::counts::{SPANS, kept_from};
-use crate::inbox::handlers::{HandlerNote, NewNote};
+use crate::inbox::handlers::{HandlerNote, NewNote, Retired};
 use crate::inbox::queue::CountEvents;
 use crate::inbox::records::Stats;
 use crate::route::Scope;
@@ -104,15 +104,15 @@ impl CountEvents for SqliteQueue {
         .await
     }
 
-    async fn retire(&self, of: &Scope, by: &By) -> Result<bool, StoreError> {
+    async fn retire(&self, of: &Scope, unseen: Duration, by: &By) -> Result<Retired, StoreError> {
         let (of, by) = (of.clone(), by.clone());
         self.run(Need::Durable, move |tx| {
-            let is_retired = handlers::retire(tx, &of)?;
-            if is_retired {
+            let retired = handlers::retire(tx, &of, unseen)?;
+            if retired == Retired::Ended {
                 let about = of.to_string();
                 actions::note(tx, &by, ActionKind::Retire, None, Some(&about), 0)?;
             }
-            Ok(is_retired)
+            Ok(retired)
         })
         .await
     }

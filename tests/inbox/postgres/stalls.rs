@@ -137,6 +137,31 @@ async fn a_reading_waits_for_a_connection_for_five_seconds() {
 }
 
 /// All connections are in use while claims are given up, as when a server that was away takes few connections yet.
+/// Workers read them before they handle an event, and would count a failure.
+#[tokio::test(flavor = "multi_thread")]
+async fn notes_on_handlers_do_not_wait_for_what_people_read() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let other = database.pool(1).await;
+    let mut busy = pool.begin().await.unwrap();
+    lock_table(&mut busy).await;
+    let mut readers = JoinSet::new();
+    for _ in 0..2 {
+        let queue = queue.clone();
+        readers.spawn(async move { queue.stats().await });
+    }
+    while count(&other, WAITING).await < 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let noted = timeout(LEASE, queue.note_handlers("a worker", &[])).await;
+    assert_eq!(noted.expect("it has a connection").unwrap().0, []);
+    busy.rollback().await.unwrap();
+    for read in readers.join_all().await {
+        read.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn claims_that_were_given_up_without_a_connection_take_nothing() {
     let database = Database::create().await;

@@ -8,7 +8,7 @@ use super::make::{kind, route};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::NewNote;
-use tower_webhook::inbox::{Action, ActionKind, By, HandlerNote, Queue, Scope, Which};
+use tower_webhook::inbox::{Action, ActionKind, By, HandlerNote, Queue, Retired, Scope, Which};
 use tower_webhook::{EventType, RouteName};
 
 use support::queue::Calls;
@@ -92,7 +92,43 @@ pub(crate) async fn handlers_are_noted<H: Harness>(harness: &H) {
     assert!(kept.iter().all(|it| it.of != named || it.is_fallback));
 }
 
-/// A person ends the notes on one type, or on the others of a route, and an action says so if there were any.
+/// Since when others are missed: their own time, or that since when a worker has been there without an end.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn absence_is_counted_while_others_are_there<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0].queue;
+    let at = route();
+    let named = Scope::from(EventType::new(at.clone(), kind()));
+    let any = |keep| [new(&Scope::Everything, true, keep)];
+    let missed = async || {
+        let (notes, _) = noted(other, &at, "nobody", &[]).await;
+        let [note] = &notes[..] else {
+            panic!("one note is {notes:?}");
+        };
+        note.missed_since
+    };
+    // That of an earlier trial.
+    let (_, then) = noted(&trial.queue, &at, "crm", &any(Duration::ZERO)).await;
+    let (first, _) = noted(&trial.queue, &at, "crm", &[new(&named, false, HELD)]).await;
+    sleep(SHORT).await;
+    assert_eq!(missed().await, None, "nobody is there");
+    noted(&trial.queue, &at, "desk", &any(HELD)).await;
+    let since = missed().await.unwrap();
+    assert!(since > then && since > first[0].seen, "{since:?}");
+    sleep(SHORT).await;
+    noted(&trial.queue, &at, "another", &any(HELD)).await;
+    assert_eq!(missed().await, Some(since), "it was there all the time");
+    let (seen, _) = noted(&trial.queue, &at, "crm", &[new(&named, false, HELD)]).await;
+    assert_eq!(missed().await, Some(seen[0].seen));
+    let listed = ok(trial.queue.stats().await, "stats").handlers;
+    assert!(listed.iter().all(|note| note.of != Scope::Everything));
+}
+
+/// A person ends the notes on one type, or on the others of a route, if their workers were not seen for so long. An action says so
+/// if there were any.
 ///
 /// # Panics
 ///
@@ -115,7 +151,17 @@ pub(crate) async fn handlers_are_retired<H: Harness>(harness: &H) {
         let is_own = |it: &Action| it.about.as_deref() == Some(&named.to_string());
         actions.by_ref().filter(is_own).collect()
     };
-    assert!(ok(trial.queue.retire(&named, &by).await, "retire"));
+    let retire = async |of: &Scope, unseen| ok(trial.queue.retire(of, unseen, &by).await, "retire");
+    let (before, _) = noted(&trial.queue, &at, "nobody", &[]).await;
+    let newest = before
+        .iter()
+        .filter(|note| note.of == named)
+        .map(|it| it.seen);
+    let until = newest.max().unwrap() + HELD;
+    assert_eq!(retire(&named, HELD).await, Retired::Kept { until });
+    assert_eq!(noted(&trial.queue, &at, "nobody", &[]).await.0, before);
+    assert!(actions().await.is_empty(), "nothing was done");
+    assert_eq!(retire(&named, Duration::ZERO).await, Retired::Ended);
     let (left, _) = noted(&trial.queue, &at, "nobody", &[]).await;
     assert_eq!(left.iter().map(|it| &it.of).collect::<Vec<_>>(), [&all]);
     let done = actions().await;
@@ -124,9 +170,9 @@ pub(crate) async fn handlers_are_retired<H: Harness>(harness: &H) {
     };
     assert_eq!((action.kind, &action.by), (ActionKind::Retire, &by));
     assert_eq!((action.event, action.changed), (None, 0));
-    assert!(!ok(trial.queue.retire(&named, &by).await, "retire"));
+    assert_eq!(retire(&named, Duration::ZERO).await, Retired::NotNoted);
     assert_eq!(actions().await.len(), 1, "nothing was done");
-    assert!(ok(trial.queue.retire(&all, &by).await, "retire"));
+    assert_eq!(retire(&all, Duration::ZERO).await, Retired::Ended);
     assert_eq!(noted(&trial.queue, &at, "nobody", &[]).await.0, []);
     // The worker runs.
     noted(&trial.queue, &at, "crm", &notes).await;

@@ -73,7 +73,9 @@ pub(crate) use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
     expired_attempts_may_end, late_finishers_change_nothing,
 };
-pub(crate) use self::handlers::{handlers_are_noted, handlers_are_retired};
+pub(crate) use self::handlers::{
+    absence_is_counted_while_others_are_there, handlers_are_noted, handlers_are_retired,
+};
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
 pub(crate) use self::kept::other_kinds_leave_nothing;
@@ -248,6 +250,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         old_counts_are_put_together
         samples_are_forgotten
         handlers_are_noted
+        absence_is_counted_while_others_are_there
         handlers_are_retired
     }
     run_alone(harness).await;

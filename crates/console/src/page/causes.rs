@@ -110,6 +110,7 @@ pub(super) fn causes(
         tripped(view, stats, observed),
         silent(&observed.silent),
         of_stats(away),
+        of_stats(nobodys),
         of_stats(waiting),
         of_stats(dead),
         unverified(view, observed),
@@ -120,7 +121,7 @@ pub(super) fn causes(
     .into_iter()
     .flatten()
     .collect();
-    causes.extend(stats.into_iter().flat_map(|stats| unattended(view, stats)));
+    causes.extend(stats.into_iter().flat_map(|stats| of_routes(view, stats)));
     causes.extend(idle(view));
     // The sort is stable, so the list above decides which cause of a level is the first sentence.
     causes.sort_by_key(|cause| Reverse(cause.level));
@@ -371,9 +372,18 @@ fn away(view: &View, stats: &Stats) -> Option<Cause> {
     Some(cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
 }
 
-/// Event types of which no attempt was made for long, though nothing keeps them from it.
+/// Event types of which no attempt was made for long, though nothing keeps them from it, and that no worker has noted.
+fn nobodys(view: &View, stats: &Stats) -> Option<Cause> {
+    waiting_of(view, stats, false, "Nobody handles ")
+}
+
+/// The same of those that a worker has noted.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
-    let unattended = nobodys(view, stats);
+    waiting_of(view, stats, true, "No attempt is made of ")
+}
+
+fn waiting_of(view: &View, stats: &Stats, are_noted: bool, start: &str) -> Option<Cause> {
+    let unattended = unattended(view, stats);
     // An attempt in progress or a failed one shows that a worker takes the type.
     let waits = |it: &&KindStats| {
         it.waiting > 0
@@ -383,13 +393,9 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
             && !it.is_paused
             && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
             && away_from(stats, it).is_none()
+            && stats.handler(&it.event_type()).is_some() == are_noted
     };
-    let is_noted = |it: &&KindStats| stats.handler(&it.event_type()).is_some();
-    let (noted, others): (Vec<_>, Vec<_>) = stats.kinds.iter().filter(waits).partition(is_noted);
-    let (start, kinds) = match others.is_empty() {
-        true => ("No attempt is made of ", noted),
-        false => ("Nobody handles ", others),
-    };
+    let kinds: Vec<_> = stats.kinds.iter().filter(waits).collect();
     let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
     let text = html! {
         (start) (names(kinds.into_iter().map(name_of))) ": the oldest event was accepted "
@@ -400,14 +406,14 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
 }
 
 /// Routes whose events wait although a worker could have begun them, and how many wait.
-fn nobodys(view: &View, stats: &Stats) -> Vec<(RouteName, u64)> {
+fn unattended(view: &View, stats: &Stats) -> Vec<(RouteName, u64)> {
     let mut routes = stats.unattended();
     let inbox = view.console.inbox.as_ref();
     routes.retain(|(route, _)| inbox.is_none_or(|inbox| !inbox.handles(route)));
     routes
 }
 
-fn unattended(view: &View, stats: &Stats) -> Vec<Cause> {
+fn of_routes(view: &View, stats: &Stats) -> Vec<Cause> {
     let cause = |(route, waiting): (RouteName, u64)| {
         let text = html! {
             (count(waiting)) @if waiting == 1 { " event of " } @else { " events of " } b { (route) }
@@ -419,7 +425,7 @@ fn unattended(view: &View, stats: &Stats) -> Vec<Cause> {
         let query = [("state", "waiting"), ("route", route.as_str())];
         Cause::new(Level::Critical, text).link(view.events(&query), "Waiting events")
     };
-    nobodys(view, stats).into_iter().map(cause).collect()
+    unattended(view, stats).into_iter().map(cause).collect()
 }
 
 /// Routes of which this worker should get events from another process, and has got none.

@@ -12,10 +12,11 @@ pub(crate) mod print;
 use std::collections::BTreeSet;
 use std::env;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use nix::unistd::{User, getuid};
-use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Scope, Which};
+use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Retired, Scope, Which};
 use tower_webhook::{EventKind, EventType, RouteName, Webhooks};
 
 use self::args::{Command, Options};
@@ -210,16 +211,26 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
                 said("still paused", &pause.of);
             }
         }
-        Command::Retire { of, .. } => {
-            if !inbox.retire(of.clone()).await? {
+        Command::Retire { of, .. } => match inbox.retire(of.clone()).await? {
+            Retired::Ended => said("retired", &of),
+            Retired::Kept { until } => {
+                let left = until.duration_since(SystemTime::now()).unwrap_or_default();
+                eprintln!(
+                    "a worker that handles {of} was seen in the last ten minutes: nothing was retired; if it is not coming back, \
+                     retire its handler in {} min",
+                    // Of another clock.
+                    (left.as_secs() / 60 + 1).min(10)
+                );
+                return Ok(ExitCode::FAILURE);
+            }
+            _ => {
                 eprintln!(
                     "no worker has noted that it handles {of}: nothing was retired; `receiver inbox stats` lists handlers that \
                      are away"
                 );
                 return Ok(ExitCode::FAILURE);
             }
-            said("retired", &of);
-        }
+        },
         Command::Actions { event, limit, json } => {
             let actions = inbox
                 .actions(event.map_or(Which::All, Which::Of), None, limit)

@@ -3,7 +3,7 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
-use crate::inbox::handlers::NewNote;
+use crate::inbox::handlers::{NewNote, Retired};
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats};
@@ -77,7 +77,10 @@ async fn exercise_counts(queue: &SqliteQueue) {
     };
     let (noted, _) = queue.note_handlers("crm", &[note]).await.unwrap();
     assert_eq!(noted.len(), 1);
-    assert!(queue.retire(&of, &By::default()).await.unwrap());
+    for (unseen, retired) in [(DAY, false), (Duration::ZERO, true)] {
+        let done = queue.retire(&of, unseen, &By::default()).await.unwrap();
+        assert_eq!(done == Retired::Ended, retired);
+    }
 }
 
 /// Does everything that can be done, many times.
