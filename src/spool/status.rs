@@ -115,7 +115,7 @@ impl Shared {
         if may_count {
             self.count().await?;
         }
-        let bytes = self.file.measure().await?.bytes;
+        let bytes = self.file.size().await?;
         let mut measured = lock(&self.measured);
         measured.see(Instant::now(), bytes, self.spool.limit);
         let full_in = measured.status.full_in.filter(|full_in| *full_in < SOON);
@@ -157,7 +157,7 @@ impl Shared {
         if has_room() {
             return Ok(());
         }
-        lock(&self.measured).status.bytes = self.file.measure().await?.bytes;
+        lock(&self.measured).status.bytes = self.file.size().await?;
         match has_room() {
             true => Ok(()),
             false => Err(StoreError::new(

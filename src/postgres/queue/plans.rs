@@ -523,7 +523,8 @@ impl Exercise {
         assert!(queue.count.retire(&note.of, &By::new("ada")).await.unwrap());
         let of = CountsOf::new([Series::Refused], now - 60..now + 1);
         queue.count.counts(&of).await.unwrap();
-        queue.measure.measure().await.unwrap();
+        queue.measure.size().await.unwrap();
+        queue.measure.tables().await.unwrap();
         let steady = "UPDATE tower_webhook.clock SET steady_since = 0";
         execute(&self.pool, steady).await;
         queue.purge.purge(HOUR).await.unwrap();

@@ -151,7 +151,7 @@ fn spooled(view: &View) -> Option<Cause> {
         false => Level::Warning,
     };
     let text = html! {
-        @if status.is_open { "The database cannot be reached: events are accepted into the spool. " }
+        @if status.is_open { "The database does not accept events: they go to the spool. " }
         b { (count(status.events)) @if status.events == 1 { " event" } @else { " events" } }
         @if status.events == 1 { " waits" } @else { " wait" } " in the spool of this process"
         @if let Some(oldest) = status.oldest { ", the oldest for " (long(oldest)) }
