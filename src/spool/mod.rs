@@ -37,8 +37,8 @@
 //! - A delivery with a key whose acceptance fails (but not for damaged data) or takes longer than a second goes to the file
 //!   in the same request. While the file has events of a chat, the next ones of that chat go there, too, in their order.
 //! - One chat may be locked by somebody else. After failures of three chats without a success between them, or if the queue
-//!   cannot be reached, all events go to the file, and the queue is asked again each second. Events are deleted from the
-//!   file when the queue has them.
+//!   does not answer within a second which tables it has, all events go to the file, and the queue is asked again each
+//!   second. Events are deleted from the file when the queue has them.
 //! - If the file is full, or its disk fails, the response is 503. Its room is reserved at the start, in a file `-reserve`
 //!   beside it. The default limit is 1 GiB.
 //!
@@ -59,10 +59,12 @@
 //!   of the database.
 //! - **Handlers** can ask `RawDelivery::was_spooled`. An event that was accepted later by another process may have been
 //!   handled before. The acceptance of an event, its retention and its age begin when it is forwarded.
-//! - **A dead letter from the start** (a body that is no JSON object) is reported when it is accepted, with the number 0.
+//! - **A dead letter from the start** is reported when it is accepted, with the number 0, if its body is no JSON object, and
+//!   otherwise when it is forwarded.
 //! - **An event that the queue refuses** ten times, while it accepts others, stays in the file. Its chat goes on, and it is
-//!   tried again after 2 s, then after twice as long each time, up to 10 minutes. One that is not answered is not refused:
-//!   its chat waits.
+//!   tried again after 2 s, then after twice as long each time, up to 10 minutes, and after a restart.
+//!   `receiver inbox flush FILE --drop-refused` ([`drop_refused`](Spooled::drop_refused)) prints and removes it. One that is
+//!   not answered is not refused: its chat waits.
 //!
 //! # The file
 //!

@@ -27,7 +27,7 @@ pub struct Status {
     pub limit: u64,
     /// The time until the limit is reached, at the rate of the last minute. `None` if the file does not grow.
     pub full_in: Option<Duration>,
-    /// Whether the queue cannot be reached, so that all events go to the file.
+    /// Whether the queue does not accept events, so that all go to the file.
     pub is_open: bool,
 }
 

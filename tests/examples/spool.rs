@@ -123,7 +123,7 @@ async fn what_is_refused_is_printed_and_dropped() {
     }
     assert_eq!(receiver.stop(), 0);
     let file = Connection::open(place.spool()).unwrap();
-    let spoil = "UPDATE events SET headers = NULL WHERE seq = (SELECT min(seq) FROM work)";
+    let spoil = "UPDATE bodies SET headers = NULL WHERE seq = (SELECT min(seq) FROM work)";
     assert_eq!(file.execute(spoil, []).unwrap(), 1);
     drop(file);
     place.server.restart();

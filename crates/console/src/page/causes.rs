@@ -142,7 +142,7 @@ pub(super) fn show(causes: &[Cause]) -> Markup {
     }
 }
 
-/// A database that cannot be reached, or what it has not got since.
+/// A database that does not accept events, or what it has not got since.
 #[cfg(feature = "sqlite")]
 fn spooled(view: &View) -> Option<Cause> {
     let status = view.console.spool.as_ref()?.status();
