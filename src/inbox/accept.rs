@@ -32,7 +32,7 @@ use crate::idempotency;
 use crate::outcome::Outcome;
 use crate::store::{Identity, StoreError};
 use crate::task::AbortOnDrop;
-use crate::telemetry::{Kept, Observation};
+use crate::telemetry::Kept;
 use crate::verified::Verified;
 
 /// The service that accepts verified deliveries, made by [`Inbox::accept`].
@@ -287,19 +287,8 @@ async fn accept(
         _ => None,
     };
     if let (Some(event), Some(reason)) = (id, &dead) {
-        tracing::error!(
-            event,
-            route = %route.name,
-            %kind,
-            reason,
-            "the event is a dead letter from the start, which waits for a person"
-        );
-        shared.observers().observe(&Observation::AcceptedDead {
-            route: &route.name,
-            kind: &kind,
-            event,
-            reason,
-        });
+        let observers = shared.observers();
+        observers.accepted_dead(&route.name, &kind, event, reason);
     }
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),

@@ -41,7 +41,7 @@ enum Due {
 }
 
 impl Backlog {
-    fn bytes(&self) -> u64 {
+    pub(super) fn bytes(&self) -> u64 {
         lock(&self.seen).bytes
     }
 
@@ -92,7 +92,11 @@ impl Shared {
         let time = of_route.store_timeout;
         match self.backlog.is_due() {
             Due::No => {}
-            Due::First => Asking(Arc::clone(self)).ask(limit, time).await,
+            // The next steps of this delivery need most of its time.
+            Due::First => {
+                let asked = tokio::spawn(Asking(Arc::clone(self)).ask(limit, time));
+                drop(timeout(time / 4, asked).await);
+            }
             // No delivery waits for it.
             Due::Again => drop(tokio::spawn(Asking(Arc::clone(self)).ask(limit, time))),
         }
@@ -113,8 +117,8 @@ struct Asking(Arc<Shared>);
 impl Asking {
     async fn ask(self, limit: u64, time: Duration) {
         // An error is reported by other calls.
-        if let Ok(Ok(tables)) = timeout(time, self.0.queue.measure.measure()).await {
-            self.0.backlog.see(tables.bytes, limit);
+        if let Ok(Ok(bytes)) = timeout(time, self.0.queue.measure.size()).await {
+            self.0.backlog.see(bytes, limit);
         }
     }
 }

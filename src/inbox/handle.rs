@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use http::HeaderName;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
@@ -14,7 +14,7 @@ use super::event::{EventId, EventState};
 use super::handlers::{AWAY_AFTER, Retired};
 use super::headers;
 use super::lane::stored_chat;
-use super::queue::{Queue, Tables};
+use super::queue::Queue;
 use super::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, LATE, Listed, Page, Stats, forget_all,
 };
@@ -149,7 +149,11 @@ impl Inbox {
     /// Has everything of this inbox observed. Returns whether nothing else was before.
     pub(crate) fn observe(&self, observers: Observers) -> bool {
         // A route without one could not get it any more.
-        lock(&self.shared.routes).is_empty() && self.shared.observers.set(observers).is_ok()
+        if !lock(&self.shared.routes).is_empty() {
+            return false;
+        }
+        self.shared.queue.observed.by(&observers);
+        self.shared.observers.set(observers).is_ok()
     }
 
     pub(crate) fn observers(&self) -> &Observers {
@@ -550,11 +554,15 @@ impl Inbox {
     /// # }
     /// ```
     pub async fn is_ready(&self) -> bool {
-        let measure = self.shared.queue.measure.measure();
-        let measured = self.shared.call_within(READY_WITHIN, "measure", measure);
-        let is_open =
-            |tables: Tables| tables.is_writable && tables.bytes < self.settings.backlog_limit;
-        measured.await.is_ok_and(is_open)
+        let shared = &*self.shared;
+        let tables = shared.queue.measure.tables();
+        let tables = shared.call_within(READY_WITHIN, "tables", tables);
+        let size = shared.call("size", shared.queue.measure.size());
+        let (tables, size) = tokio::join!(tables, timeout(READY_WITHIN, size));
+        // That of a large table may take longer: as for deliveries, the last known one counts.
+        let bytes = size.unwrap_or_else(|_| Ok(shared.backlog.bytes()));
+        tables.is_ok_and(|tables| tables.is_writable)
+            && bytes.is_ok_and(|bytes| bytes < self.settings.backlog_limit)
     }
 
     /// Whether the workers of this process can take events from the queue: false when none of a worker's claims has succeeded

@@ -10,8 +10,8 @@ use crate::telemetry::{
 };
 
 impl Inbox {
-    /// Records the number of events by kind and state, the age of the oldest one, pauses, handlers that are away, and the size of the queue: see
-    /// the [table of metrics](crate::docs::metrics#inbox). It counts the unsettled events, which takes some 0.3 seconds
+    /// Records the number of events by kind and state, the age of the oldest one, pauses, handlers that are away, and the size
+    /// of the queue: see the [table of metrics](crate::docs::metrics#inbox). It counts the unsettled events, which takes some 0.3 seconds
     /// for a million.
     ///
     /// # Errors
@@ -19,8 +19,8 @@ impl Inbox {
     /// When the queue fails.
     pub async fn record_metrics(&self) -> Result<(), StoreError> {
         let stats = self.stats().await?;
-        let measure = self.shared.queue.measure.measure();
-        let tables = self.shared.call("measure", measure).await?;
+        let size = self.shared.queue.measure.size();
+        let bytes = self.shared.call("size", size).await?;
         let record = |name, value: fn(&KindStats) -> f64| {
             let values = stats
                 .kinds
@@ -49,7 +49,7 @@ impl Inbox {
             (kind.event_type(), f64::from(u8::from(is_away)))
         });
         self.shared.gauges.set(AWAY, values, f64::max);
-        metrics::gauge!(BYTES).set(tables.bytes as f64);
+        metrics::gauge!(BYTES).set(bytes as f64);
         metrics::gauge!(LIMIT).set(self.settings.backlog_limit as f64);
         Ok(())
     }

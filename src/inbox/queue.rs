@@ -2,7 +2,7 @@
 //! beside `sqlite`, in which each trait is implemented in the file of its verb.
 
 use std::ops::RangeInclusive;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -15,7 +15,7 @@ use super::handlers::{HandlerNote, NewNote, Retired};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
 use crate::route::Scope;
 use crate::store::StoreError;
-use crate::telemetry::{Count, CountsOf};
+use crate::telemetry::{Count, CountsOf, Observers};
 
 /// The storage behind an [`Inbox`](super::Inbox), made from a [`MemoryQueue`](crate::memory::MemoryQueue), a `SqliteQueue`, a
 /// `PostgresQueue`, or a `Spooled` queue.
@@ -63,6 +63,22 @@ pub struct Queue {
     pub purge: Arc<dyn PurgeEvents>,
     #[doc(hidden)]
     pub measure: Arc<dyn MeasureTables>,
+    #[doc(hidden)]
+    pub observed: Observed,
+}
+
+/// The observers of the first inbox on the queue that has some: for what a spool forwards later.
+#[derive(Clone, Debug, Default)]
+pub struct Observed(Arc<OnceLock<Observers>>);
+
+impl Observed {
+    pub(crate) fn by(&self, observers: &Observers) {
+        let _ = self.0.set(observers.clone());
+    }
+
+    pub(crate) fn observers(&self) -> Observers {
+        self.0.get().cloned().unwrap_or_default()
+    }
 }
 
 partial_debug!(Queue, |it| is_shared = it.is_shared);
@@ -94,6 +110,7 @@ impl Queue {
             count: queue.clone(),
             purge: queue.clone(),
             measure: queue,
+            observed: Observed::default(),
         }
     }
 }
@@ -324,15 +341,16 @@ pub trait PurgeEvents: Send + Sync + 'static {
 /// Says how large the queue's tables are, and which ones they are.
 #[async_trait]
 pub trait MeasureTables: Send + Sync + 'static {
-    /// Returns the size of the tables, and their number.
-    async fn measure(&self) -> Result<Tables, StoreError>;
+    /// Returns the size of the tables in bytes, without room that the queue can reuse. Of large ones, it may take seconds.
+    async fn size(&self) -> Result<u64, StoreError>;
+
+    /// Returns which tables they are. It takes as long as any other call, however large they are.
+    async fn tables(&self) -> Result<Tables, StoreError>;
 }
 
 /// The tables of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tables {
-    /// Their size in bytes, without room that the queue can reuse.
-    pub bytes: u64,
     /// A number that they got when they were made, and keep in a backup. Other tables have another one, so that nobody
     /// mistakes them for these.
     pub identity: i64,

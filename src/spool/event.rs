@@ -5,13 +5,14 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 
 use crate::delivery::{RawDelivery, SPOOLED};
 use crate::event::EventKind;
 use crate::inbox::event::{Failure, NewEvent, TakenEvent};
 use crate::inbox::headers;
+use crate::inbox::records::EventRecord;
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
 /// What the tables have no column for, or what their columns do not keep for another queue.
@@ -25,6 +26,14 @@ struct Rest {
     chat: Option<String>,
     retain_seconds: u64,
     dead: Option<Dead>,
+}
+
+impl Rest {
+    fn of(headers: &HeaderMap) -> Option<Self> {
+        // The file has added the last one.
+        let rest = headers.get_all(&SPOOLED).iter().next_back()?;
+        serde_json::from_slice(rest.as_bytes()).ok()
+    }
 }
 
 /// The digests of a key and its body.
@@ -103,9 +112,7 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
 pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let delivery = &taken.delivery;
     let mut headers = delivery.headers().clone();
-    // The file has added the last one.
-    let rest = headers.get_all(&SPOOLED).iter().next_back()?.clone();
-    let rest: Rest = serde_json::from_slice(rest.as_bytes()).ok()?;
+    let rest = Rest::of(&headers)?;
     let spooled_at = delivery.accepted_at()?.duration_since(UNIX_EPOCH).ok()?;
     let spooled_at = u64::try_from(spooled_at.as_millis()).ok()?;
     headers.insert(SPOOLED, HeaderValue::from(spooled_at));
@@ -128,6 +135,18 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
             .dead
             .map(|dead| Failure::new(dead.outcome, dead.reason)),
     })
+}
+
+/// The event of the file as its inbox would show it. One in another form stays as it is.
+pub(super) fn as_accepted(mut record: EventRecord) -> EventRecord {
+    if let Some(rest) = Rest::of(&record.headers)
+        && let (Ok(route), Ok(kind)) = (rest.route.parse(), rest.kind.parse())
+    {
+        let of = &mut record.summary;
+        (of.route, of.kind, of.chat) = (route, kind, rest.chat);
+        record.headers.remove(&SPOOLED);
+    }
+    record
 }
 
 /// The digests of the keys under which the file knows the event.

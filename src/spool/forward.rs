@@ -9,9 +9,12 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use super::{Asked, Shared, event, within};
+use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
-use crate::inbox::event::{EventId, Failure, Kinds, NewEvent, Settlement, Share, Take, TakenEvent};
+use crate::inbox::event::{
+    EventId, Failure, Kinds, Lane, NewEvent, Settlement, Share, TOO_MANY_KINDS, Take, TakenEvent,
+};
 use crate::inbox::queue::{Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
@@ -38,6 +41,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10 * 60);
 /// How often an event in the file has failed.
 #[derive(Default)]
 pub(super) struct Failures {
+    pub(super) lane: Option<Lane>,
     count: u32,
     /// How often it was not answered in time. It may be locked, for however long.
     timeouts: u32,
@@ -70,7 +74,7 @@ pub(super) async fn run(shared: Arc<Shared>) {
             sleep(ASK_EVERY).await;
         }
         let may_ask = asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
-        if is_open || may_ask && shared.gate.has_failed() {
+        if is_open || may_ask && shared.gate.is_to_be_asked() {
             asked = Some(Instant::now());
             if let Err(error) = shared.ask().await {
                 shared.did_not_answer(&error);
@@ -81,6 +85,10 @@ pub(super) async fn run(shared: Arc<Shared>) {
             Ok(next_due) => next_due.map_or(ASK_EVERY, |due| due.min(ASK_EVERY)),
             Err(error) => {
                 warn_of_file(&error);
+                if is_open {
+                    // The queue has answered, and the file stores nothing.
+                    shared.close_breaker();
+                }
                 sleep(ASK_EVERY).await;
                 continue;
             }
@@ -143,14 +151,14 @@ impl Shared {
         let forwarding = Arc::clone(&self.forwarding).read_owned().await;
         let since = self.gate.quiet();
         if holds_leases {
+            // Nobody else sets it, as no chat is being forwarded.
             self.with_room(|| self.file.make_due()).await?;
-        }
-        // Until it is known what this takes.
-        self.holds_leases.store(true, Ordering::Relaxed);
-        let of = [Share::from(what_is_due())];
-        let claims = self.with_room(|| self.file.claim(&of, room, room)).await?;
-        if claims.events.is_empty() {
             self.holds_leases.store(false, Ordering::Relaxed);
+        }
+        let of = [Share::from(what_is_due())];
+        let claimed = self.with_room(|| self.file.claim(&of, room, room)).await;
+        let claims = claimed.inspect_err(|_| self.holds_leases.store(true, Ordering::Relaxed))?;
+        if claims.events.is_empty() {
             if !chats.is_empty() {
                 return Ok(claims.next_due);
             }
@@ -162,7 +170,7 @@ impl Shared {
                 let identity = self.identity.load(Ordering::Relaxed);
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.gate.empty(since);
-                lock(&self.failures).clear();
+                self.forget_failures(None);
                 lock(&self.measured).counted = None;
             }
             // Otherwise, those that failed are tried first.
@@ -175,11 +183,19 @@ impl Shared {
         let forgotten = match self.forgotten(oldest).await {
             Ok(forgotten) => Arc::new(forgotten),
             Err(error) => {
-                self.did_not_answer(&error);
+                self.holds_leases.store(true, Ordering::Relaxed);
+                tracing::warn!(
+                    reason = Chain(&error).to_string(),
+                    "the list of forgotten chats cannot be read, so that nothing in the spool is forwarded: this is \
+                     retried each second"
+                );
+                self.gate.doubt();
+                if has_answered {
+                    self.close_breaker();
+                }
                 return Ok(None);
             }
         };
-        self.holds_leases.store(false, Ordering::Relaxed);
         let forwarding = Arc::new(forwarding);
         for first in claims.events {
             let (shared, forgotten) = (Arc::clone(self), Arc::clone(&forgotten));
@@ -205,10 +221,10 @@ impl Shared {
             let keys = event.as_ref().map(event::keys).unwrap_or_default();
             let settlement = match self.forward_one(&taken, event, forgotten).await {
                 Ok(settlement) => {
-                    lock(&self.failures).remove(&lease.id);
+                    self.forget_failures(Some(lease.id));
                     settlement
                 }
-                Err(error) => self.postpone(lease.id, &error),
+                Err(error) => self.postpone(&taken, &error),
             };
             let before = self.gate.quiet_lane(lane);
             let next_of_chat = (turn < TURN).then_some(&take);
@@ -240,44 +256,53 @@ impl Shared {
     }
 
     /// Decides when an event is tried again that the queue did not accept.
-    fn postpone(&self, id: EventId, error: &StoreError) -> Settlement {
-        let again = |after, blocks_lane| Settlement::Retry {
+    fn postpone(&self, taken: &TakenEvent, error: &StoreError) -> Settlement {
+        let again = |after, failure, blocks_lane| Settlement::Retry {
             after,
-            failure: None,
+            failure,
             counts: false,
             is_probe: false,
             blocks_lane,
         };
+        let id = taken.lease.id;
         let accepted = self.accepted.load(Ordering::Relaxed);
-        let mut failures = lock(&self.failures);
-        let failures = failures.entry(id).or_insert(Failures {
+        let mut all = lock(&self.failures);
+        let failures = all.entry(id).or_insert(Failures {
+            lane: taken.lane,
             accepted,
             ..Failures::default()
         });
         if error.kind() == StoreErrorKind::TimedOut {
             failures.timeouts += 1;
-            return again(ASK_EVERY, true);
+            return again(ASK_EVERY, None, true);
         }
         let was_refused = failures.is_refused();
         if was_refused || failures.accepted != accepted {
             failures.count += 1;
         }
-        if error.kind() == StoreErrorKind::Invalid {
+        // The file notes what was refused, also by a former process.
+        if error.kind() == StoreErrorKind::Invalid || taken.uncounted > 0 {
             failures.count = failures.count.max(MOST_FAILURES);
         }
         failures.accepted = accepted;
         if !failures.is_refused() {
-            return again(ASK_EVERY, true);
-        }
-        if !was_refused {
-            tracing::error!(
-                event = id.0,
-                reason = Chain(error).to_string(),
-                "an event in the spool cannot be forwarded: it is tried again, ever less often, and its chat goes on without it"
-            );
+            return again(ASK_EVERY, None, true);
         }
         let doublings = (failures.count - MOST_FAILURES + 1).min(16);
-        again((ASK_EVERY * (1 << doublings)).min(LONGEST_PAUSE), false)
+        let pause = (ASK_EVERY * (1 << doublings)).min(LONGEST_PAUSE);
+        if was_refused {
+            return again(pause, None, false);
+        }
+        self.note_refused(&all);
+        drop(all);
+        let reason = Chain(error).to_string();
+        tracing::error!(
+            event = id.0,
+            reason,
+            "an event in the spool cannot be forwarded: it is tried again, ever less often, and its chat goes on without it; \
+             `receiver inbox flush --drop-refused` removes it"
+        );
+        again(pause, Some(Failure::new("refused", reason)), false)
     }
 
     /// Has the queue accept an event, if it could be read, and returns what becomes of it in the file.
@@ -304,7 +329,13 @@ impl Shared {
             .get(&taken.lease.id)
             .map_or(0, |failures| failures.timeouts);
         let limit = (self.spool.accept_within * (1 << timeouts.min(8))).min(LIMIT);
+        let is_dead = event.dead.is_some();
         let (outcome, reason) = match self.accept_late(event.clone(), limit).await? {
+            Accepted::DeadLetter { id } if !is_dead => {
+                let [_, reason] = TOO_MANY_KINDS;
+                self.report_dead(&event.delivery, id, reason);
+                return Ok(Settlement::Handled);
+            }
             Accepted::InFlight { remaining } => {
                 return Ok(Settlement::Retry {
                     after: remaining.clamp(Duration::from_millis(100), ASK_EVERY),
@@ -337,9 +368,17 @@ impl Shared {
             }
         };
         // Under a key of its own, so that a second try finds it.
-        self.accept_late(event::dead_letter(event, outcome, reason), limit)
-            .await?;
+        let delivery = event.delivery.clone();
+        let dead = event::dead_letter(event, outcome, reason);
+        if let Accepted::New { id, .. } = self.accept_late(dead, limit).await? {
+            self.report_dead(&delivery, id, reason);
+        }
         Ok(Settlement::Handled)
+    }
+
+    fn report_dead(&self, delivery: &RawDelivery, id: EventId, reason: &str) {
+        let observers = self.queue.observed.observers();
+        observers.accepted_dead(delivery.route(), delivery.kind(), id.0, reason);
     }
 
     async fn accept_late(&self, event: NewEvent, limit: Duration) -> Result<Accepted, StoreError> {
@@ -397,4 +436,37 @@ impl Shared {
 
 fn by() -> By {
     By::new("spool")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::memory::MemoryQueue;
+    use crate::spool::Spool;
+
+    #[tokio::test]
+    async fn a_lease_that_a_chat_leaves_while_others_are_taken_is_not_forgotten() {
+        let directory = tempfile::tempdir().unwrap();
+        let spool = Spool::new(directory.path().join("spool.db"));
+        let spool = spool.limit(1).on_any_disk();
+        let spooled = spool.open(MemoryQueue::new()).await.unwrap();
+        spooled._task.0.abort();
+        let (shared, mut chats) = (&spooled.shared, Chats::new());
+        let holds_leases = || shared.holds_leases.load(Ordering::Relaxed);
+        drop(shared.gate.turn(None));
+        shared.take(&mut chats, false).await.unwrap();
+        assert!(!holds_leases());
+
+        drop(shared.gate.turn(None));
+        let mut taking = pin!(shared.take(&mut chats, false));
+        assert!(taking.as_mut().now_or_never().is_none());
+        // A chat whose event could not be settled.
+        shared.holds_leases.store(true, Ordering::Relaxed);
+        taking.await.unwrap();
+        assert!(holds_leases());
+    }
 }

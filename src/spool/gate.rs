@@ -1,7 +1,7 @@
 //! The way that an event goes: to the queue, or to the file in front of it. An event goes to the file while the breaker is
 //! open, and behind those of its lane that are there.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
@@ -37,6 +37,8 @@ struct State {
     is_open: bool,
     /// What the queue did not accept since it last accepted an event, by lanes: up to as many as open the breaker.
     failed: Vec<u128>,
+    /// Whether a call that no lane delays had no answer in time, and nobody has asked the queue since.
+    is_in_doubt: bool,
     /// The lanes of events that are in the file or on a way.
     lanes: HashMap<Lane, InLane>,
     /// Whether events may be in the file.
@@ -60,6 +62,8 @@ struct InLane {
     events: u32,
     /// Whether the queue did not accept the last one, which may not be in the file: without a key, it is refused.
     fails: bool,
+    /// Whether the queue refuses one that is in the file, which does not leave it soon.
+    is_refused: bool,
 }
 
 impl InLane {
@@ -103,7 +107,7 @@ impl Gate {
                     state.change(lane, |of| of.direct += 1);
                     return Way::Queue(Direct { gate: self, lane });
                 }
-                let may_wait = !state.is_open && !of.fails && of.events <= FEW;
+                let may_wait = !state.is_open && !of.fails && !of.is_refused && of.events <= FEW;
                 if !may_wait || give_up.is_some_and(|give_up| give_up <= Instant::now()) {
                     break self.storing(&mut state, lane);
                 }
@@ -132,6 +136,7 @@ impl Gate {
             gate: self,
             lane,
             may_be_stored: true,
+            has_failed: false,
         }
     }
 
@@ -168,9 +173,24 @@ impl Gate {
         state.change(lane, |of| of.fails = false);
     }
 
-    /// Whether the queue did not accept an event, and none after it.
-    pub(super) fn has_failed(&self) -> bool {
-        !lock(&self.state).failed.is_empty()
+    /// Has the queue asked whether it works.
+    pub(super) fn doubt(&self) {
+        lock(&self.state).is_in_doubt = true;
+        self.stored.notify_one();
+    }
+
+    /// Whether the queue did not accept an event, and none after it, or is in doubt. The caller asks it.
+    pub(super) fn is_to_be_asked(&self) -> bool {
+        let mut state = lock(&self.state);
+        std::mem::take(&mut state.is_in_doubt) || !state.failed.is_empty()
+    }
+
+    /// Notes the lanes of events in the file that the queue refuses.
+    pub(super) fn set_refused(&self, lanes: &HashSet<Lane>) {
+        let mut state = lock(&self.state);
+        for (lane, of) in &mut state.lanes {
+            of.is_refused = lanes.contains(lane);
+        }
     }
 
     /// Whether events may be in the file, or on their way to it.
@@ -230,7 +250,7 @@ impl Gate {
         if state.storing == 0 && state.stored == since {
             (state.has_events, state.events) = (false, 0);
             state.lanes.retain(|_, of| {
-                (of.events, of.fails) = (0, false);
+                (of.events, of.fails, of.is_refused) = (0, false, false);
                 of.direct > 0
             });
             self.changed.notify_waiters();
@@ -259,9 +279,16 @@ pub(super) struct Storing<'a> {
     gate: &'a Gate,
     lane: Option<Lane>,
     may_be_stored: bool,
+    has_failed: bool,
 }
 
 impl Storing<'_> {
+    /// Notes that the file cannot store the event, which is refused. If none of its lane is there, the next one goes to the
+    /// queue.
+    pub(super) fn failed(mut self, may_be_stored: bool) {
+        (self.may_be_stored, self.has_failed) = (may_be_stored, true);
+    }
+
     /// Notes that the event is not in the file.
     pub(super) fn cancel(mut self) {
         self.may_be_stored = false;
@@ -278,10 +305,14 @@ impl Drop for Storing<'_> {
         state.has_events |= self.may_be_stored;
         state.change(self.lane, |of| {
             of.storing -= 1;
-            of.events += stored;
+            if self.has_failed {
+                of.fails &= of.storing > 0 || of.events > 0;
+            } else {
+                of.events += stored;
+            }
         });
         self.gate.stored.notify_one();
-        if !self.may_be_stored {
+        if !self.may_be_stored || self.has_failed {
             self.gate.changed.notify_waiters();
         }
     }
@@ -294,6 +325,17 @@ mod tests {
     use super::*;
 
     const LANE: Option<Lane> = Some(Lane(1));
+
+    fn is_direct(gate: &Gate, lane: Option<Lane>) -> bool {
+        match gate.way(lane).now_or_never() {
+            Some(Way::Queue(_)) => true,
+            Some(Way::File(storing)) => {
+                storing.cancel();
+                false
+            }
+            None => false,
+        }
+    }
 
     #[test]
     fn a_file_with_an_event_that_was_stored_meanwhile_is_not_empty() {
@@ -317,14 +359,7 @@ mod tests {
     #[tokio::test]
     async fn a_lane_with_an_event_that_was_stored_meanwhile_stays_in_the_file() {
         let gate = Gate::default();
-        let is_direct = |lane| match gate.way(lane).now_or_never() {
-            Some(Way::Queue(_)) => true,
-            Some(Way::File(storing)) => {
-                storing.cancel();
-                false
-            }
-            None => false,
-        };
+        let is_direct = |lane| is_direct(&gate, lane);
         drop(gate.turn(LANE));
         assert!(!is_direct(LANE) && is_direct(Some(Lane(2))) && is_direct(None));
         let before = gate.quiet_lane(LANE);
@@ -344,6 +379,36 @@ mod tests {
         assert!(!is_direct(LANE));
         gate.accepted(LANE);
         assert!(is_direct(LANE) && lock(&gate.state).lanes.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_lane_goes_to_the_queue_again_if_the_file_cannot_store() {
+        let gate = Gate::default();
+        for may_be_stored in [false, true] {
+            gate.failed(LANE, 1);
+            gate.turn(LANE).failed(may_be_stored);
+            assert!(is_direct(&gate, LANE));
+            // But not before what is there.
+            gate.failed(LANE, 1);
+            drop(gate.turn(LANE));
+            gate.turn(LANE).failed(may_be_stored);
+            assert!(!is_direct(&gate, LANE));
+            gate.accepted(LANE);
+            gate.forwarded(LANE, gate.quiet_lane(LANE));
+            assert!(lock(&gate.state).lanes.is_empty());
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refused_event_is_not_waited_for() {
+        let gate = Gate::default();
+        drop(gate.turn(LANE));
+        let waits = || gate.way(LANE).now_or_never().is_none();
+        assert!(waits());
+        gate.set_refused(&HashSet::from([Lane(1)]));
+        assert!(!waits());
+        gate.set_refused(&HashSet::new());
+        assert!(waits());
     }
 
     #[test]

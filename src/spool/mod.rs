@@ -37,8 +37,8 @@
 //! - A delivery with a key whose acceptance fails (but not for damaged data) or takes longer than a second goes to the file
 //!   in the same request. While the file has events of a chat, the next ones of that chat go there, too, in their order.
 //! - One chat may be locked by somebody else. After failures of three chats without a success between them, or if the queue
-//!   cannot be reached, all events go to the file, and the queue is asked again each second. Events are deleted from the
-//!   file when the queue has them.
+//!   does not answer within a second which tables it has, all events go to the file, and the queue is asked again each
+//!   second. Events are deleted from the file when the queue has them.
 //! - If the file is full, or its disk fails, the response is 503. Its room is reserved at the start, in a file `-reserve`
 //!   beside it. The default limit is 1 GiB.
 //!
@@ -59,10 +59,12 @@
 //!   of the database.
 //! - **Handlers** can ask `RawDelivery::was_spooled`. An event that was accepted later by another process may have been
 //!   handled before. The acceptance of an event, its retention and its age begin when it is forwarded.
-//! - **A dead letter from the start** (a body that is no JSON object) is reported when it is accepted, with the number 0.
+//! - **A dead letter from the start** is reported when it is accepted, with the number 0, if its body is no JSON object, and
+//!   otherwise when it is forwarded.
 //! - **An event that the queue refuses** ten times, while it accepts others, stays in the file. Its chat goes on, and it is
-//!   tried again after 2 s, then after twice as long each time, up to 10 minutes. One that is not answered is not refused:
-//!   its chat waits.
+//!   tried again after 2 s, then after twice as long each time, up to 10 minutes, and after a restart.
+//!   `receiver inbox flush FILE --drop-refused` ([`drop_refused`](Spooled::drop_refused)) prints and removes it. One that is
+//!   not answered is not refused: its chat waits.
 //!
 //! # The file
 //!
@@ -113,13 +115,14 @@ use self::status::Measured;
 pub use self::status::Status;
 use crate::error::Chain;
 use crate::inbox::Queue;
-use crate::inbox::actions::By;
+use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::event::{EventId, Lane, NewEvent, Take};
 use crate::inbox::internal::forget_all;
 use crate::inbox::queue::{
-    AcceptEvents, Accepted, CountEvents, ForgetChats, MeasureTables, Tables,
+    AcceptEvents, Accepted, ChangeEvents, CountEvents, ForgetChats, ListEvents, MeasureTables,
+    PurgeEvents, Tables,
 };
-use crate::inbox::records::Forgotten;
+use crate::inbox::records::{EventRecord, Forgotten};
 use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
@@ -280,6 +283,41 @@ impl Spooled {
         stats.map_or_else(|_| self.status().events, |stats| stats.unsettled())
     }
 
+    /// Removes the events that the queue [refuses](Status::refused) from the file, after `keep` has written each of them
+    /// somewhere else. Returns their number. The events are as their inbox would have them, with the reason as a failure.
+    ///
+    /// # Errors
+    ///
+    /// When the file fails, or `keep`: this event and the next ones then stay.
+    pub async fn drop_refused<E: From<StoreError>>(
+        &self,
+        mut keep: impl FnMut(&EventRecord) -> Result<(), E>,
+    ) -> Result<u64, E> {
+        let shared = &*self.shared;
+        let _forwarding = shared.forwarding.write().await;
+        let mut refused: Vec<_> = lock(&shared.failures)
+            .iter()
+            .filter_map(|(id, it)| it.is_refused().then_some(*id))
+            .collect();
+        refused.sort_unstable();
+        let mut dropped = 0;
+        for id in refused {
+            if let Some(record) = shared.file.get(id).await? {
+                keep(&event::as_accepted(record))?;
+                let by = By::new("spool");
+                let discard = || shared.file.change(ActionKind::Discard, id, None, &by);
+                shared.with_room(discard).await?;
+                dropped += 1;
+            }
+            shared.forget_failures(Some(id));
+        }
+        while shared
+            .with_room(|| shared.file.purge(Duration::ZERO))
+            .await?
+        {}
+        Ok(dropped)
+    }
+
     /// Returns what is in the file, as it was at most a second ago. Its events are counted less often where that takes longer
     /// than 20 ms, but twice a minute.
     #[must_use]
@@ -327,19 +365,25 @@ impl Shared {
 
     /// Asks whether the queue can be reached, and is the one that the file is in front of.
     async fn ask(&self) -> Result<(), StoreError> {
-        let measure = self.queue.measure.measure();
-        let Tables { identity, .. } = within(self.spool.accept_within, measure).await?;
+        let tables = within(self.spool.accept_within, self.queue.measure.tables()).await?;
+        let Tables {
+            identity,
+            is_writable,
+        } = tables;
         match self.identity.load(Ordering::Relaxed) {
             0 => {
                 self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.identity.store(identity, Ordering::Relaxed);
-                Ok(())
             }
-            known if known == identity => Ok(()),
+            known if known == identity => {}
             _ => {
                 let path = self.spool.path.clone();
-                Err(StoreError::new(StoreErrorKind::Unavailable, Strange(path)))
+                return Err(StoreError::new(StoreErrorKind::Unavailable, Strange(path)));
             }
+        }
+        match is_writable {
+            true => Ok(()),
+            false => Err(StoreError::new(StoreErrorKind::Unavailable, READ_ONLY)),
         }
     }
 
@@ -416,15 +460,19 @@ impl Shared {
         let packed = match packed {
             Ok(packed) => Arc::new(packed),
             Err(error) => {
-                storing.cancel();
+                storing.failed(false);
                 return Err(error);
             }
         };
-        match self.with_room(|| self.file.store(&packed)).await? {
-            Accepted::New { .. } => Ok(Accepted::Spooled),
-            known => {
+        match self.with_room(|| self.file.store(&packed)).await {
+            Ok(Accepted::New { .. }) => Ok(Accepted::Spooled),
+            Ok(known) => {
                 storing.cancel();
                 Ok(known)
+            }
+            Err(error) => {
+                storing.failed(true);
+                Err(error)
             }
         }
     }
@@ -433,6 +481,24 @@ impl Shared {
     fn refused(&self) -> u64 {
         let failures = lock(&self.failures);
         failures.values().filter(|it| it.is_refused()).count() as u64
+    }
+
+    /// Forgets how often an event in the file has failed, or each of them.
+    fn forget_failures(&self, of: Option<EventId>) {
+        let mut failures = lock(&self.failures);
+        let had_refused = match of {
+            Some(id) => failures.remove(&id).is_some_and(|it| it.is_refused()),
+            None => failures.drain().any(|(_, it)| it.is_refused()),
+        };
+        if had_refused {
+            self.note_refused(&failures);
+        }
+    }
+
+    fn note_refused(&self, failures: &HashMap<EventId, Failures>) {
+        let refused = failures.values().filter(|it| it.is_refused());
+        self.gate
+            .set_refused(&refused.filter_map(|it| it.lane).collect());
     }
 }
 
@@ -461,6 +527,10 @@ impl Asked {
         }
     }
 }
+
+/// Why a database is not asked to accept events.
+const READ_ONLY: &str =
+    "the database can only be read: it is a standby, or `default_transaction_read_only` is on";
 
 /// Whether another event may be accepted.
 fn is_of_event(error: &StoreError) -> bool {
@@ -542,22 +612,47 @@ impl AcceptEvents for Spooled {
 
 #[async_trait]
 impl MeasureTables for Spooled {
-    /// Measures the file while the queue cannot be reached: then, deliveries go there.
-    async fn measure(&self) -> Result<Tables, StoreError> {
+    /// That of the file while the queue does not work: then, deliveries go there. A size that takes long says little about
+    /// the queue, which is asked whether it works.
+    async fn size(&self) -> Result<u64, StoreError> {
         let shared = &*self.shared;
         if !shared.gate.is_open() {
-            // The first delivery waits for it.
-            match within(shared.spool.accept_within, shared.queue.measure.measure()).await {
-                Ok(tables) if tables.is_writable => return Ok(tables),
-                Ok(_) => {}
-                Err(error) => shared.did_not_answer(&error),
+            let mut size = shared.queue.measure.size();
+            let answered = match timeout(shared.spool.accept_within, &mut size).await {
+                Ok(answered) => answered,
+                Err(_) => {
+                    shared.gate.doubt();
+                    size.await
+                }
+            };
+            if answered.is_ok() {
+                return answered;
+            }
+            // The delivery that may wait for this goes to the file at once.
+            if let Err(error) = shared.ask().await {
+                shared.did_not_answer(&error);
             }
         }
-        let bytes = shared.file.measure().await?.bytes;
+        shared.file.size().await
+    }
+
+    async fn tables(&self) -> Result<Tables, StoreError> {
+        let shared = &*self.shared;
+        if !shared.gate.is_open() {
+            // The file accepts meanwhile, and the caller waits for little longer than for an acceptance.
+            match within(
+                shared.spool.accept_within / 2,
+                shared.queue.measure.tables(),
+            )
+            .await
+            {
+                Ok(tables) if tables.is_writable => return Ok(tables),
+                _ => shared.gate.doubt(),
+            }
+        }
         Ok(Tables {
-            bytes,
             identity: shared.identity.load(Ordering::Relaxed),
-            is_writable: bytes < shared.spool.limit,
+            is_writable: shared.file.size().await? < shared.spool.limit,
         })
     }
 }
@@ -575,7 +670,7 @@ impl ForgetChats for Spooled {
         if events.is_none() {
             forget_all(&shared.file, chat, by).await?;
             // Those of this chat do not fail again.
-            lock(&shared.failures).clear();
+            shared.forget_failures(None);
         }
         shared.queue.forget.forget(chat, events, by).await
     }

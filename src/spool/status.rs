@@ -27,7 +27,7 @@ pub struct Status {
     pub limit: u64,
     /// The time until the limit is reached, at the rate of the last minute. `None` if the file does not grow.
     pub full_in: Option<Duration>,
-    /// Whether the queue cannot be reached, so that all events go to the file.
+    /// Whether the queue does not accept events, so that all go to the file.
     pub is_open: bool,
 }
 
@@ -115,7 +115,7 @@ impl Shared {
         if may_count {
             self.count().await?;
         }
-        let bytes = self.file.measure().await?.bytes;
+        let bytes = self.file.size().await?;
         let mut measured = lock(&self.measured);
         measured.see(Instant::now(), bytes, self.spool.limit);
         let full_in = measured.status.full_in.filter(|full_in| *full_in < SOON);
@@ -157,7 +157,7 @@ impl Shared {
         if has_room() {
             return Ok(());
         }
-        lock(&self.measured).status.bytes = self.file.measure().await?.bytes;
+        lock(&self.measured).status.bytes = self.file.size().await?;
         match has_room() {
             true => Ok(()),
             false => Err(StoreError::new(

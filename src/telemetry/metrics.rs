@@ -112,7 +112,7 @@ metrics! {
     #[cfg(feature = "sqlite")]
     describe_gauge SPOOL_REFUSED = "webhook_spool_refused", Count, "Events in the spool that the queue refuses.";
     #[cfg(feature = "sqlite")]
-    describe_gauge SPOOL_OPEN = "webhook_spool_open", Count, "1 while the queue cannot be reached, so that events go to the spool.";
+    describe_gauge SPOOL_OPEN = "webhook_spool_open", Count, "1 while the queue does not accept events, which go to the spool.";
     #[cfg(feature = "sqlite")]
     describe_gauge SPOOL_BYTES = "webhook_spool_bytes", Bytes, "Size of the spool.";
     #[cfg(feature = "sqlite")]

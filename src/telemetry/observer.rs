@@ -121,7 +121,7 @@ pub enum Observation<'a> {
     /// An attempt to handle an event, by an [`IdempotencyLayer`](crate::IdempotencyLayer), a worker of an inbox, or a
     /// transactional handler that has neither.
     Attempt(AttemptEnded<'a>),
-    /// An inbox accepted an event that is a dead letter from the start, because its body is not a JSON object.
+    /// An inbox accepted an event that is a dead letter from the start, such as one whose body is not a JSON object.
     AcceptedDead {
         /// The route at which it arrived.
         route: &'a RouteName,
@@ -129,7 +129,7 @@ pub enum Observation<'a> {
         kind: &'a EventKind,
         /// The number of the event, or 0 while it is spooled.
         event: i64,
-        /// The reason why the body cannot be decoded.
+        /// The reason, such as why the body cannot be decoded.
         reason: &'a str,
     },
     /// A call of a store or a queue.
@@ -338,6 +338,29 @@ impl Observers {
         if let Some(observer) = &self.0 {
             tell(&**observer, observation);
         }
+    }
+
+    /// Reports an event that was accepted as a dead letter.
+    pub(crate) fn accepted_dead(
+        &self,
+        route: &RouteName,
+        kind: &EventKind,
+        event: i64,
+        reason: &str,
+    ) {
+        tracing::error!(
+            event,
+            %route,
+            %kind,
+            reason,
+            "the event is a dead letter from the start, which waits for a person"
+        );
+        self.observe(&Observation::AcceptedDead {
+            route,
+            kind,
+            event,
+            reason,
+        });
     }
 }
 

@@ -3,10 +3,11 @@
 use std::fs;
 
 use nix::sys::signal::Signal;
+use rusqlite::Connection;
 use support::delivery::SECRET;
 use support::net::{status, whole};
 use support::postgres::{PostgresServer, Stop};
-use support::program::{Server, curl, run, until};
+use support::program::{Ended, Server, curl, run, until};
 use tempfile::TempDir;
 
 struct Place {
@@ -36,19 +37,14 @@ impl Place {
     }
 
     fn flush(&self) -> (i32, String) {
-        let ended = run(
-            "receiver",
-            &[
-                "inbox",
-                "flush",
-                &self.spool(),
-                "--inbox",
-                &self.server.url(),
-                "--within",
-                "20",
-            ],
-        );
+        let ended = self.flush_with(&[]);
         (ended.code, ended.err)
+    }
+
+    fn flush_with(&self, options: &[&str]) -> Ended {
+        let (url, spool) = (self.server.url(), self.spool());
+        let args = ["inbox", "flush", &spool, "--inbox", &url, "--within", "20"];
+        run("receiver", &[&args, options].concat())
     }
 }
 
@@ -117,6 +113,37 @@ async fn a_stopped_receiver_says_what_is_left_and_flush_forwards_it() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_refused_is_printed_and_dropped() {
+    let mut place = Place::new();
+    let receiver = place.start();
+    place.server.stop(Stop::Immediate);
+    let address = receiver.address().parse().unwrap();
+    for chat in [1, 2] {
+        assert_eq!(status(address, request(chat, 1)).await.unwrap(), 200);
+    }
+    assert_eq!(receiver.stop(), 0);
+    let file = Connection::open(place.spool()).unwrap();
+    let spoil = "UPDATE bodies SET headers = NULL WHERE seq = (SELECT min(seq) FROM work)";
+    assert_eq!(file.execute(spoil, []).unwrap(), 1);
+    drop(file);
+    place.server.restart();
+    let (code, told) = place.flush();
+    let counts = "forwarded: 1, left: 0, refused by the inbox: 1, dropped: 0";
+    assert!(code == 1 && told.contains(counts), "{code}: {told}");
+    let ended = place.flush_with(&["--drop-refused"]);
+    let counts = "forwarded: 0, left: 0, refused by the inbox: 1, dropped: 1";
+    assert!(
+        ended.code == 0 && ended.err.contains(counts),
+        "{}",
+        ended.err
+    );
+    assert_eq!(ended.out.lines().count(), 1, "{}", ended.out);
+    assert!(ended.out.contains(r#""id":"chat-1""#), "{}", ended.out);
+    let (code, told) = place.flush();
+    assert_eq!(code, 0, "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_spool_that_fills_is_on_the_console_and_told() {
     let mut place = Place::new();
     let told = place.dir.path().join("told");
@@ -139,7 +166,7 @@ async fn a_spool_that_fills_is_on_the_console_and_told() {
     }
     until("the sentence", || {
         let page = curl(&[&console]);
-        (page.contains("<b>Critical: </b>The database cannot be reached")
+        (page.contains("<b>Critical: </b>The database does not accept events")
             && page.contains("<b>12 events</b> wait in the spool"))
         .then_some(())
     });

@@ -1,5 +1,6 @@
 //! The spool: a queue in memory behind it that is away, hangs, loses answers, and is replaced.
 
+mod doubts;
 mod lanes;
 
 use std::collections::{HashMap, HashSet};
@@ -23,9 +24,9 @@ use support::{SECOND, eventually, lock};
 use tokio::task::spawn_blocking;
 use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, Lane, NewEvent, Take, Tuning};
+use tower_webhook::inbox::internal::{Accepted, Lane, NewEvent, Tables, Take, Tuning};
 use tower_webhook::inbox::{
-    By, EventId, EventState, EventSummary, Filter, Inbox, Page, Queue, Which,
+    Action, By, EventId, EventRecord, EventState, EventSummary, Filter, Inbox, Page, Queue, Which,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
@@ -37,6 +38,8 @@ use tracing::Level;
 /// The chat of events that the queue behind never stores, and of those that no queue could store.
 const REFUSED: &str = "refused";
 const CORRUPT: &str = "corrupt";
+/// The chat of events of one type more than may wait.
+const TOO_MANY: &str = "too many";
 
 /// A queue that is reached through a network.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +64,16 @@ struct Faults {
     loses_events: AtomicBool,
     /// Acceptances of events of these chats wait, as while another transaction has locked them.
     locked: Mutex<HashSet<String>>,
+    /// No call is answered.
+    is_silent: AtomicBool,
+    /// Its size takes longer than anybody waits.
+    measures_slowly: AtomicBool,
+    /// It has more than any limit allows.
+    is_full: AtomicBool,
+    /// It is a standby.
+    is_read_only: AtomicBool,
+    /// Nobody can read who changed what.
+    lists_no_actions: AtomicBool,
     /// The first event of `REFUSED` is stored.
     stores_refused: AtomicBool,
     /// The lanes of acceptances of that chat.
@@ -87,6 +100,12 @@ impl Remote {
     fn memory(&self) -> MemoryQueue {
         lock(&self.queue).clone()
     }
+
+    async fn answers(&self) {
+        if self.faults.is_silent.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+    }
 }
 
 #[async_trait]
@@ -97,6 +116,8 @@ impl Calls for Remote {
     }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        self.answers().await;
+        unless(&self.faults.is_read_only)?;
         match event.chat.as_deref() {
             Some(REFUSED) => {
                 lock(&self.faults.lanes).push(event.lane);
@@ -105,6 +126,7 @@ impl Calls for Remote {
                 unless(&AtomicBool::new(is_first && !is_stored))?;
             }
             Some(CORRUPT) => return Err(StoreError::new(StoreErrorKind::Corrupt, "no text")),
+            Some(TOO_MANY) => return Ok(Accepted::DeadLetter { id: EventId(7) }),
             _ => {}
         }
         while self.is_locked(event.chat.as_deref()) {
@@ -123,6 +145,34 @@ impl Calls for Remote {
             std::future::pending::<()>().await;
         }
         loses_answers.map(|()| accepted)
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        unless(&self.faults.lists_no_actions)?;
+        self.inner()?.list.actions(which, before, limit).await
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        self.answers().await;
+        if self.faults.measures_slowly.load(Ordering::SeqCst) {
+            std::future::pending::<()>().await;
+        }
+        match self.faults.is_full.load(Ordering::SeqCst) {
+            true => Ok(u64::MAX),
+            false => self.inner()?.measure.size().await,
+        }
+    }
+
+    async fn tables(&self) -> Result<Tables, StoreError> {
+        self.answers().await;
+        let mut tables = self.inner()?.measure.tables().await?;
+        tables.is_writable &= !self.faults.is_read_only.load(Ordering::SeqCst);
+        Ok(tables)
     }
 
     async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
@@ -489,6 +539,8 @@ async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
         .await;
         let warnings = log.count(Level::WARN, "counts as the same event");
         assert_eq!(warnings, usize::from(!rejects), "{}", log.text());
+        let dead = log.count(Level::ERROR, "is a dead letter from the start");
+        assert_eq!(dead, usize::from(rejects), "{}", log.text());
     }
 }
 
@@ -677,7 +729,34 @@ async fn an_event_that_the_queue_refuses_does_not_keep_others_for_ever() {
     assert_eq!(desk.spooled.status().refused, 1);
 
     let (remote, scratch) = desk.close();
+    // The next process knows it, and does not have its chat wait again.
     let spooled = reopen(&spool(&scratch), &remote).await;
+    eventually("it is refused again", async || {
+        spooled.status().refused == 1
+    })
+    .await;
+    let mut dropped = Vec::new();
+    let no_room =
+        spooled.drop_refused(|_| Err(StoreError::new(StoreErrorKind::Unavailable, "full")));
+    no_room.await.unwrap_err();
+    let keep = |record: &EventRecord| {
+        dropped.push(record.clone());
+        Ok::<_, StoreError>(())
+    };
+    assert_eq!(spooled.drop_refused(keep).await.unwrap(), 1);
+    let [record] = &*dropped else {
+        panic!("{dropped:?}")
+    };
+    let of = &record.summary;
+    assert_eq!(
+        (&of.kind, of.chat.as_deref()),
+        (&EventKind::CHAT_RATED, Some(REFUSED))
+    );
+    let body = record.body.as_deref();
+    assert_eq!(body, Some(&br#"{"id":"refused","rating":1}"#[..]));
+    assert!(record.headers.is_empty(), "{:?}", record.headers);
+    assert_eq!(record.failures[0].failure.outcome, "refused");
+    assert_eq!(spooled.flush(5 * SECOND).await, 0);
     assert_eq!(spooled.status().refused, 0);
 }
 

@@ -62,10 +62,6 @@ macro_rules! calls {
                 forget_all(&Around(self.clone()), chat, by).await
             }
 
-            async fn size(&self) -> Result<u64, StoreError> {
-                Ok(self.measure().await?.bytes)
-            }
-
             /// Makes a queue of it that other processes may use, too.
             fn shared(self) -> Queue
             where
@@ -126,7 +122,8 @@ calls! {
         purge(keep_bodies: Duration) -> bool;
     }
     measure: MeasureTables {
-        measure() -> Tables;
+        size() -> u64;
+        tables() -> Tables;
     }
 }
 

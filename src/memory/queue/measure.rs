@@ -8,11 +8,13 @@ use crate::store::StoreError;
 
 #[async_trait]
 impl MeasureTables for MemoryQueue {
-    async fn measure(&self) -> Result<Tables, StoreError> {
-        let state = self.lock();
+    async fn size(&self) -> Result<u64, StoreError> {
+        Ok(self.lock().bytes)
+    }
+
+    async fn tables(&self) -> Result<Tables, StoreError> {
         Ok(Tables {
-            bytes: state.bytes,
-            identity: state.identity,
+            identity: self.lock().identity,
             is_writable: true,
         })
     }

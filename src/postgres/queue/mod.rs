@@ -35,7 +35,7 @@ use self::database::Database;
 use self::list::List;
 use self::settle::Settle;
 use crate::config::ConfigError;
-use crate::inbox::queue::Queue;
+use crate::inbox::queue::{Observed, Queue};
 use crate::postgres::engine::Tables;
 use crate::postgres::schema::{MIGRATIONS, TABLES};
 use crate::store::OpenError;
@@ -125,6 +125,7 @@ impl PostgresQueue {
                 count: database.clone(),
                 purge: database.clone(),
                 measure: database,
+                observed: Observed::default(),
             },
         }
     }

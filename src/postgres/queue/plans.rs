@@ -544,7 +544,8 @@ impl Exercise {
         assert_eq!(retired.unwrap(), Retired::Ended);
         let of = CountsOf::new([Series::Refused], now - 60..now + 1);
         queue.count.counts(&of).await.unwrap();
-        queue.measure.measure().await.unwrap();
+        queue.measure.size().await.unwrap();
+        queue.measure.tables().await.unwrap();
         let steady = "UPDATE tower_webhook.clock SET steady_since = 0";
         execute(&self.pool, steady).await;
         queue.purge.purge(HOUR).await.unwrap();

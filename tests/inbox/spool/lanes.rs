@@ -144,6 +144,18 @@ async fn what_is_refused_is_tried_again_in_its_lane() {
         of(&lock(&desk.seen), REFUSED) == [&seen(REFUSED, 2, true)]
     })
     .await;
+    // None of them waits for the refused one.
+    let mut soonest = Duration::MAX;
+    for n in 3..8 {
+        let began = Instant::now();
+        assert_eq!(desk.send(event(REFUSED, n)).await, 200);
+        soonest = soonest.min(began.elapsed());
+    }
+    assert!(soonest < Duration::from_millis(200), "{soonest:?}");
+    eventually("they are handled", async || {
+        of(&lock(&desk.seen), REFUSED).len() == 6
+    })
+    .await;
     let tries = || lock(&desk.remote.faults.lanes).len();
     let before = tries();
     sleep(7 * SECOND).await;
@@ -156,8 +168,12 @@ async fn what_is_refused_is_tried_again_in_its_lane() {
     })
     .await;
     assert!(!is_refused());
-    let all = desk.handled(1).await;
-    let expected = [2, 1].map(|n| seen(REFUSED, n, true));
+    eventually("it is handled", async || {
+        of(&lock(&desk.seen), REFUSED).len() == 7
+    })
+    .await;
+    let all = lock(&desk.seen).clone();
+    let expected = [2, 3, 4, 5, 6, 7, 1].map(|n| seen(REFUSED, n, true));
     assert_eq!(of(&all, REFUSED), expected.iter().collect::<Vec<_>>());
     let lanes = lock(&desk.remote.faults.lanes).clone();
     assert!(lanes.iter().all(Option::is_some), "{lanes:?}");
@@ -233,4 +249,62 @@ async fn a_row_that_is_locked_delays_no_other_chat() {
         waits.len()
     );
     assert!(most < 2 * SECOND, "one was handled {most:?} late");
+}
+
+/// While statements wait for the table, the server answers questions.
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_table_that_is_locked_opens_the_breaker_and_all_are_forwarded_in_order() {
+    use support::database::Database;
+
+    const CHATS: usize = 6;
+    const ROUNDS: usize = 4;
+
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let scratch = Scratch::new();
+    let spooled = Spool::new(scratch.path()).on_any_disk().limit(1 << 20);
+    let spooled = spooled.open(queue).await.unwrap();
+    let handled = Arc::new(Mutex::new(Vec::new()));
+    let note = Arc::clone(&handled);
+    let events = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+        let chat = delivery.payload.id.clone().unwrap_or_default();
+        let number = delivery.payload.rating.unwrap_or_default() as usize;
+        lock(&note).push((chat, number, delivery.was_spooled()));
+        async { Ok(()) }
+    });
+    let inbox = Inbox::new(spooled.clone());
+    let (webhooks, _worker) = Webhooks::new(secret()).inbox(inbox).start(events).unwrap();
+
+    let mut transaction = pool.begin().await.unwrap();
+    let all = "LOCK TABLE tower_webhook.events IN ACCESS EXCLUSIVE MODE";
+    sqlx::query(all).execute(&mut *transaction).await.unwrap();
+    for n in 1..=ROUNDS {
+        let sent = (0..CHATS).map(|chat| send(&webhooks, event(&format!("{chat}"), n)));
+        let answers = join_all(sent).await;
+        assert!(answers.iter().all(|answer| answer.status == 200), "{n}");
+        if n == 1 {
+            eventually("it opens", async || spooled.status().is_open).await;
+        }
+    }
+    sleep(3 * SECOND).await;
+    assert!(spooled.status().is_open);
+    transaction.rollback().await.unwrap();
+    assert_eq!(spooled.flush(30 * SECOND).await, 0);
+    eventually("it closes", async || !spooled.status().is_open).await;
+    let last = send(&webhooks, event("0", ROUNDS + 1)).await;
+    assert_eq!(last.status, 200);
+    eventually("all are handled", async || {
+        lock(&handled).len() > CHATS * ROUNDS
+    })
+    .await;
+    let handled = lock(&handled).clone();
+    for chat in 0..CHATS {
+        let chat = format!("{chat}");
+        let numbers: Vec<_> = of(&handled, &chat).iter().map(|it| it.1).collect();
+        let last = ROUNDS + usize::from(chat == "0");
+        assert_eq!(numbers, Vec::from_iter(1..=last), "{chat}");
+    }
+    assert_eq!(of(&handled, "0")[ROUNDS], &seen("0", ROUNDS + 1, false));
 }

@@ -328,8 +328,8 @@ impl Calls for Database {
     }
 
     /// It is the same one in each life.
-    async fn measure(&self) -> Result<Tables, StoreError> {
-        let mut tables = self.inner()?.measure().await?;
+    async fn tables(&self) -> Result<Tables, StoreError> {
+        let mut tables = self.inner()?.measure.tables().await?;
         tables.identity = 1;
         Ok(tables)
     }

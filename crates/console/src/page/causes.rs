@@ -143,7 +143,7 @@ pub(super) fn show(causes: &[Cause]) -> Markup {
     }
 }
 
-/// A database that cannot be reached, or what it has not got since.
+/// A database that does not accept events, or what it has not got since.
 #[cfg(feature = "sqlite")]
 fn spooled(view: &View) -> Option<Cause> {
     let status = view.console.spool.as_ref()?.status();
@@ -152,7 +152,7 @@ fn spooled(view: &View) -> Option<Cause> {
         false => Level::Warning,
     };
     let text = html! {
-        @if status.is_open { "The database cannot be reached: events are accepted into the spool. " }
+        @if status.is_open { "The database does not accept events: they go to the spool. " }
         b { (count(status.events)) @if status.events == 1 { " event" } @else { " events" } }
         @if status.events == 1 { " waits" } @else { " wait" } " in the spool of this process"
         @if let Some(oldest) = status.oldest { ", the oldest for " (long(oldest)) }

@@ -120,6 +120,9 @@ pub(crate) enum Command {
         /// How long it may take
         #[arg(long, value_name = "SECONDS", default_value_t = 600)]
         within: u64,
+        /// Remove what the inbox refuses, after it is printed as `export` prints events
+        #[arg(long)]
+        drop_refused: bool,
     },
     /// Pause the handling of events, of one type, a route or all; events are still accepted
     Pause {

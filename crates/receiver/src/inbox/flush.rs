@@ -8,10 +8,13 @@ use tokio::signal::ctrl_c;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::spool::Spool;
 
+use super::print;
+
 pub(crate) async fn flush(
     queue: PostgresQueue,
     path: &Path,
     within: u64,
+    drop_refused: bool,
 ) -> anyhow::Result<ExitCode> {
     // It would be created, and look like an empty spool.
     anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
@@ -22,12 +25,21 @@ pub(crate) async fn flush(
         _ = spooled.flush(Duration::from_secs(within)) => {}
         _ = ctrl_c() => {}
     }
+    let dropped = match drop_refused {
+        true => {
+            spooled
+                .drop_refused(|it| anyhow::Ok(print::record_line(it)?))
+                .await?
+        }
+        false => 0,
+    };
     let all = spooled.flush(Duration::ZERO).await;
     let refused = spooled.status().refused.min(all);
     let left = all - refused;
     eprintln!(
-        "forwarded: {}, left: {left}, refused by the inbox: {refused}",
-        before.saturating_sub(all)
+        "forwarded: {}, left: {left}, refused by the inbox: {}, dropped: {dropped}",
+        before.saturating_sub(all + dropped),
+        refused + dropped
     );
     Ok(match all {
         0 => ExitCode::SUCCESS,

@@ -43,8 +43,16 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
             "an inbox in PostgreSQL is copied with its database, by `pg_dump`, and restored by `pg_restore`"
         ),
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
-        (Place::Postgres(server), Command::Flush { spool, within }) => {
-            flush::flush(crate::store::postgres_queue(server).await?, &spool, within).await
+        (
+            Place::Postgres(server),
+            Command::Flush {
+                spool,
+                within,
+                drop_refused,
+            },
+        ) => {
+            let queue = crate::store::postgres_queue(server).await?;
+            flush::flush(queue, &spool, within, drop_refused).await
         }
         (_, Command::Flush { .. }) => {
             anyhow::bail!("a spool is in front of an inbox in PostgreSQL")

@@ -217,7 +217,8 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         }
         exercise_counts(queue).await;
         queue.stats().await.unwrap();
-        queue.measure().await.unwrap();
+        queue.size().await.unwrap();
+        queue.tables().await.unwrap();
         queue.purge(60 * SECOND).await.unwrap();
         desk.wait(Duration::from_secs(1 + 60 * 60 * (round % 5)));
     }
