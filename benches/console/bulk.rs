@@ -1,10 +1,12 @@
 //! Changes of many events by hand, as by the console and `receiver inbox`, while events are accepted.
 
+use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use axum::Router;
 use axum::body::Body;
 use futures_util::future::try_join_all;
@@ -12,8 +14,10 @@ use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::internal::{self, BulkStep, NewBulk, Settlement};
-use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Failure, Inbox, Queue, Which};
+use tower_webhook::inbox::internal::{self, Settlement};
+use tower_webhook::inbox::{
+    ActionKind, BulkState, EventId, EventState, Failure, Filter, Inbox, Queue, Seen,
+};
 use tower_webhook_console::Console;
 
 use crate::accept;
@@ -23,78 +27,115 @@ use crate::report::Table;
 /// How many dead letters are made at the same time.
 const AT_ONCE: usize = 64;
 
-/// How many events the console changes at the same time, before it pauses for as long as that took.
-const CHANGES: usize = 64;
-
-/// Each change is made in so many parts, and each export so often. Accepting is measured beside each of them, and without
-/// it as long afterwards.
+/// Each change is made in so many parts, and each export so often: one half of a part beside accepting, and the other half
+/// alone. Accepting is measured beside each of them, and without it as long afterwards.
 const PARTS: usize = 10;
 
-pub(crate) async fn measure(name: &str, inbox: &Inbox, count: u64) -> Result<()> {
+pub(crate) struct Effort {
+    /// How many dead letters there are.
+    pub(crate) count: u64,
+    /// How many events are accepted per second.
+    pub(crate) rate: u64,
+    /// How many threads keep the machine busy.
+    pub(crate) load: usize,
+}
+
+pub(crate) async fn measure(name: &str, inbox: &Inbox, effort: &Effort) -> Result<()> {
+    let Effort { count, rate, load } = *effort;
     let console = Console::new().inbox(inbox.clone()).router();
     let queue = internal::queue(inbox);
-    let dead = die(queue, count).await?;
-    let (redriven, discarded) = dead.split_at(dead.len() / 2);
-    let mut table = Table::new(["what", "events/s", "accept p99 ms", "of without"]);
-    for (what, events) in [
-        ("export", redriven),
-        ("redrive", redriven),
-        ("discard", discarded),
-    ] {
-        let (mut took, mut with, mut without) = (Duration::ZERO, Vec::new(), Vec::new());
-        for part in events.chunks(events.len().div_ceil(PARTS)) {
-            let (time, times) = match what {
-                "export" => beside(queue, export(&console, dead.len())).await?,
-                "redrive" => beside(queue, change(queue, part, ActionKind::Redrive)).await?,
-                _ => beside(queue, change(queue, part, ActionKind::Discard)).await?,
-            };
-            took += time;
-            with.extend(times);
-            let nothing = async {
-                sleep(time).await;
-                Ok(())
-            };
-            without.extend(beside(queue, nothing).await?.1);
-        }
-        let p99 = quantile(with, 0.99);
-        let events = match what {
-            "export" => PARTS * dead.len(),
-            _ => events.len(),
-        };
-        table.row([
-            what.to_owned(),
-            format!("{:.0}", events as f64 / took.as_secs_f64()),
-            format!("{p99:.1}"),
-            format!("{:.2}", p99 / quantile(without, 0.99)),
-        ]);
+    let mut dead = die(queue, count / 2, false).await?;
+    dead.extend(die(queue, count / 2, true).await?);
+    let parts: Vec<_> = dead.chunks(dead.len() / 4).collect();
+    let is_over = Arc::new(AtomicBool::new(false));
+    for _ in 0..load {
+        let is_over = Arc::clone(&is_over);
+        thread::spawn(move || while !black_box(is_over.load(Ordering::Relaxed)) {});
     }
-    println!("\n## {name}, {count} events by hand, 1000 accepted per second\n\n{table}");
+    let mut table = Table::new([
+        "what",
+        "events/s alone",
+        "events/s beside",
+        "accept p50 ms",
+        "of without",
+        "accept p99 ms",
+        "of without",
+    ]);
+    for (what, kind, events) in [
+        ("export", None, parts[0]),
+        ("redrive", Some(ActionKind::Redrive), parts[0]),
+        ("discard", Some(ActionKind::Discard), parts[1]),
+        (
+            "redrive, holding chats",
+            Some(ActionKind::Redrive),
+            parts[2],
+        ),
+        (
+            "discard, holding chats",
+            Some(ActionKind::Discard),
+            parts[3],
+        ),
+    ] {
+        let work = async |events: &[EventId]| match kind {
+            None => export(&console, dead.len()).await,
+            Some(kind) => change(inbox, events, kind).await,
+        };
+        let (mut changed, mut took) = ([0, 0], [Duration::ZERO; 2]);
+        let (mut with, mut without) = (Vec::new(), Vec::new());
+        for part in events.chunks(events.len().div_ceil(PARTS)) {
+            let [beside_it, alone] = [&part[..part.len() / 2], &part[part.len() / 2..]];
+            let (done, times) = beside(queue, rate, work(beside_it)).await?;
+            with.extend(times);
+            changed[0] += done.0;
+            took[0] += done.1;
+            let nothing = async {
+                sleep(done.1).await;
+                Ok((0, done.1))
+            };
+            without.extend(beside(queue, rate, nothing).await?.1);
+            let (count, time) = work(alone).await?;
+            changed[1] += count;
+            took[1] += time;
+        }
+        let rates = [1, 0].map(|at| format!("{:.0}", changed[at] as f64 / took[at].as_secs_f64()));
+        let times = [0.5, 0.99].map(|share| {
+            let [with, without] = [&with, &without].map(|times| quantile(times.clone(), share));
+            [format!("{with:.1}"), format!("{:.2}", with / without)]
+        });
+        table.row([&[what.to_owned()][..], &rates, &times.concat()].concat());
+    }
+    is_over.store(true, Ordering::Relaxed);
+    println!(
+        "\n## {name}, {count} dead letters, {rate} accepted per second, {load} busy threads\n\n{table}"
+    );
     Ok(())
 }
 
-/// What the work took, and the times of accepting beside it in milliseconds.
+/// How many events were changed, and what that took.
+type Done = (usize, Duration);
+
+/// What was done, and the times of accepting beside it in milliseconds.
 async fn beside(
     queue: &Queue,
-    work: impl Future<Output = Result<()>>,
-) -> Result<(Duration, Vec<f64>)> {
+    rate: u64,
+    work: impl Future<Output = Result<Done>>,
+) -> Result<(Done, Vec<f64>)> {
     let is_over = Arc::new(AtomicBool::new(false));
     let events = Arc::new(Events::of_chats(10_000));
     let accepting = tokio::spawn(accept(
         Arc::clone(&queue.accept),
         events,
+        rate,
         Arc::clone(&is_over),
     ));
-    let began = Instant::now();
     let done = work.await;
-    let took = began.elapsed();
     is_over.store(true, Ordering::Relaxed);
     let times = accepting.await??;
-    done?;
-    Ok((took, times))
+    Ok((done?, times))
 }
 
 /// Makes so many dead letters.
-async fn die(queue: &Queue, count: u64) -> Result<Vec<EventId>> {
+async fn die(queue: &Queue, count: u64, hold_lane: bool) -> Result<Vec<EventId>> {
     let events = Events::of_chats(count);
     let mut dead = Vec::new();
     while (dead.len() as u64) < count {
@@ -104,7 +145,7 @@ async fn die(queue: &Queue, count: u64) -> Result<Vec<EventId>> {
         let bury = Settlement::Dead {
             failure: Failure::new("failed", "the CRM answered 502 Bad Gateway")
                 .took(Duration::from_millis(1200)),
-            hold_lane: false,
+            hold_lane,
         };
         let settled = claimed
             .events
@@ -113,11 +154,13 @@ async fn die(queue: &Queue, count: u64) -> Result<Vec<EventId>> {
         try_join_all(settled).await?;
         dead.extend(claimed.events.iter().map(|event| event.lease.id));
     }
+    dead.sort_unstable();
     Ok(dead)
 }
 
 /// Exports all dead letters.
-async fn export(console: &Router, count: usize) -> Result<()> {
+async fn export(console: &Router, count: usize) -> Result<Done> {
+    let began = Instant::now();
     let request = Request::get("/export?state=dead&format=jsonl").body(Body::empty())?;
     let mut body = console.clone().oneshot(request).await?.into_body();
     let mut lines = 0;
@@ -127,36 +170,24 @@ async fn export(console: &Router, count: usize) -> Result<()> {
         }
     }
     ensure!(lines == count, "{lines} of {count} events were exported");
-    Ok(())
+    Ok((count, began.elapsed()))
 }
 
-/// Changes dead letters in steps, as the console does.
-async fn change(queue: &Queue, events: &[EventId], kind: ActionKind) -> Result<()> {
-    let bulk = NewBulk {
-        kind,
-        about: String::new(),
-        chat: None,
-        rate: 0,
-    };
-    let number = queue.change.begin(&bulk, &By::default()).await?;
-    let mut from = EventId(0);
-    for some in events.chunks(CHANGES) {
-        let began = Instant::now();
-        let reached = some.last().copied().unwrap_or(from);
-        let step = BulkStep {
-            redrives: kind == ActionKind::Redrive,
-            events: some.iter().map(|id| (*id, EventState::Dead)).collect(),
-            from,
-            reached,
-            is_last: some.last() == events.last(),
-        };
-        let is_made = queue.change.step(number, &step).await?;
-        ensure!(is_made, "somebody else has moved it on");
-        from = reached;
-        sleep(began.elapsed()).await;
-    }
-    let done = queue.list.actions(Which::All, None, 1).await?;
-    let changed = done.first().map_or(0, |action| action.changed);
+/// Changes all dead letters up to the last of these, as the console does.
+async fn change(inbox: &Inbox, events: &[EventId], kind: ActionKind) -> Result<Done> {
+    let newest = *events.last().context("a part has events")?;
+    let seen = inbox.seen().await?.context("there are events")?;
+    let dead = Filter::default().states([EventState::Dead]);
+    let selection = inbox.select(&dead, Seen::new(newest, seen.at)).await?;
+    let began = Instant::now();
+    let number = inbox.begin_all(kind, &selection, 0).await?;
+    let action = inbox.continue_all(number).await?;
+    let took = began.elapsed();
+    let is_done = action
+        .bulk
+        .is_some_and(|bulk| bulk.state == BulkState::Done);
+    ensure!(is_done, "somebody else has moved it on");
+    let changed = action.changed;
     ensure!(changed == events.len() as u64, "{changed} were changed");
-    Ok(())
+    Ok((events.len(), took))
 }

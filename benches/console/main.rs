@@ -49,10 +49,7 @@ use support::postgres::PostgresServer;
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 
-/// Events that are accepted per second.
-const RATE: u64 = 1000;
-
-/// Measure the pages of the console beside a queue with millions of events, while 1,000 events per second are accepted.
+/// Measure the pages of the console beside a queue with millions of events, while events are accepted.
 ///
 /// Nine of ten events are handled, the others wait; one of 500 of those has failed, and one of 500 is dead.
 #[derive(Parser)]
@@ -80,8 +77,16 @@ struct Args {
     operators: Vec<u32>,
 
     /// Measure, instead of the pages, how quickly so many dead letters are exported, redriven and discarded
-    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(64..))]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(640..))]
     bulk: Option<u64>,
+
+    /// The number of events that are accepted per second
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = value_parser!(u64).range(1..=10_000))]
+    rate: u64,
+
+    /// The number of threads that keep the machine busy beside `--bulk`
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    load: usize,
 
     /// Measure only this queue
     #[arg(long, value_name = "QUEUE")]
@@ -127,15 +132,22 @@ fn run(args: &Args) -> Result<()> {
             rounds: args.rounds.unwrap_or(1),
             time: Duration::from_secs(args.seconds.unwrap_or(1)),
             operators: &args.operators,
+            rate: args.rate,
         },
         false => Effort {
             events: args.events.unwrap_or(10_000_000),
             rounds: args.rounds.unwrap_or(24),
             time: Duration::from_secs(args.seconds.unwrap_or(4)),
             operators: &args.operators,
+            rate: args.rate,
         },
     };
-    let bulk = args.bulk.or(quick.then_some(640));
+    let count = args.bulk.or(quick.then_some(640));
+    let bulk = |count| bulk::Effort {
+        count,
+        rate: args.rate,
+        load: args.load,
+    };
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let mut verdicts = Verdicts::default();
     if args.only != Some(Of::Postgres) {
@@ -144,8 +156,8 @@ fn run(args: &Args) -> Result<()> {
         let path = directory.path().join("webhooks.db");
         let inbox = Inbox::new(SqliteQueue::open(&path)?);
         runtime.block_on(async {
-            if let Some(count) = bulk {
-                bulk::measure("SQLite", &inbox, count).await?;
+            if let Some(count) = count {
+                bulk::measure("SQLite", &inbox, &bulk(count)).await?;
             }
             if args.bulk.is_some() {
                 return Ok(());
@@ -162,8 +174,8 @@ fn run(args: &Args) -> Result<()> {
                 .connect(&server.url())
                 .await?;
             let inbox = Inbox::new(PostgresQueue::open(pool.clone()).await?);
-            if let Some(count) = bulk {
-                bulk::measure("Postgres", &inbox, count).await?;
+            if let Some(count) = count {
+                bulk::measure("Postgres", &inbox, &bulk(count)).await?;
             }
             if args.bulk.is_some() {
                 return Ok(());
@@ -181,6 +193,7 @@ struct Effort<'a> {
     rounds: u64,
     time: Duration,
     operators: &'a [u32],
+    rate: u64,
 }
 
 async fn measure(
@@ -221,7 +234,12 @@ async fn measure_with(
         for part in Part::of_round(round) {
             let is_over = Arc::new(AtomicBool::new(false));
             let queue = Arc::clone(&internal::queue(inbox).accept);
-            let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
+            let accepting = tokio::spawn(accept(
+                queue,
+                Arc::clone(&events),
+                effort.rate,
+                Arc::clone(&is_over),
+            ));
             let began = Instant::now();
             while began.elapsed() < effort.time {
                 if part == Part::Beside
@@ -255,8 +273,9 @@ async fn measure_with(
         ]);
     }
     println!(
-        "\n## {name}, {} events, {RATE} accepted per second\n\n{table}\n\n{}\n",
+        "\n## {name}, {} events, {} accepted per second\n\n{table}\n\n{}\n",
         effort.events,
+        effort.rate,
         accepted.table(),
     );
     verdicts.add(
@@ -365,17 +384,17 @@ impl Acceptances {
 async fn accept(
     queue: Arc<dyn AcceptEvents>,
     events: Arc<Events>,
+    rate: u64,
     is_over: Arc<AtomicBool>,
 ) -> Result<Vec<f64>> {
-    const TICKS: u64 = 500;
-
-    let mut tick = interval(Duration::from_secs(1) / TICKS as u32);
+    let at_once = rate.div_ceil(500);
+    let mut tick = interval(Duration::from_secs_f64(at_once as f64 / rate as f64));
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut callers = JoinSet::new();
     let mut times = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         tick.tick().await;
-        for _ in 0..RATE / TICKS {
+        for _ in 0..at_once {
             let (queue, event) = (Arc::clone(&queue), events.next());
             callers.spawn(async move {
                 let began = Instant::now();

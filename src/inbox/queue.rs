@@ -45,6 +45,9 @@ pub struct Queue {
     /// Whether other processes may use the same events. If so, a worker asks for events regularly.
     #[doc(hidden)]
     pub is_shared: bool,
+    /// Whether all deliveries wait for a step of a bulk change. If so, they have their turn for as long after it.
+    #[doc(hidden)]
+    pub is_held_by_steps: bool,
     #[doc(hidden)]
     pub accept: Arc<dyn AcceptEvents>,
     #[doc(hidden)]
@@ -84,7 +87,7 @@ impl Observed {
 partial_debug!(Queue, |it| is_shared = it.is_shared);
 
 impl Queue {
-    /// Makes a queue of one value that has all parts.
+    /// Makes a queue of one value that has all parts, and one writer.
     #[doc(hidden)]
     pub fn of<Q>(queue: Q, is_shared: bool) -> Self
     where
@@ -101,6 +104,7 @@ impl Queue {
         let queue = Arc::new(queue);
         Self {
             is_shared,
+            is_held_by_steps: true,
             accept: queue.clone(),
             claim: queue.clone(),
             settle: queue.clone(),

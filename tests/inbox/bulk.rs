@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 use futures_util::future::{join, join_all};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::internal::{self, BulkStep, NewEvent};
 use tower_webhook::inbox::{
     Action, ActionKind, BulkState, By, EventId, EventState, Filter, Inbox, Listed, Page, Queue,
@@ -36,6 +36,8 @@ enum Fault {
     Nothing,
     /// It is not made, with an error.
     Fails,
+    /// It takes a second.
+    IsSlow,
     /// It is made, and its answer is lost, as are those of the next reads.
     LosesAnswer,
     /// It is made a moment after its error.
@@ -81,6 +83,10 @@ impl Scripted {
         };
         match fault.unwrap_or(Fault::Nothing) {
             Fault::Nothing => return self.queue.step(number, step).await,
+            Fault::IsSlow => {
+                sleep(SECOND).await;
+                return self.queue.step(number, step).await;
+            }
             Fault::Fails => {}
             Fault::LosesAnswer => {
                 assert!(self.queue.step(number, step).await.unwrap());
@@ -349,6 +355,24 @@ async fn cancelled_changes_end_in_all_processes<H: Harness>(open: impl AsyncFn()
     let again = other.continue_all(number).await.unwrap();
     assert_eq!(again.changed, ended.changed);
     has_redriven(&inbox, number, ended.changed as usize).await;
+}
+
+/// Not by the load of the machine twice: for as long as a step takes, and as long again.
+#[tokio::test(start_paused = true)]
+async fn a_change_pauses_where_deliveries_wait_for_its_steps() {
+    for (is_held_by_steps, seconds) in [(true, 6), (false, 3)] {
+        let slow = Scripted::new(MemoryQueue::new().into(), vec![Fault::IsSlow; 3]);
+        let queue = Queue {
+            is_held_by_steps,
+            ..slow.shared()
+        };
+        let inbox = Inbox::new(queue);
+        let number = begin(&inbox, EVENTS, 0).await;
+        let began = Instant::now();
+        inbox.continue_all(number).await.unwrap();
+        assert_eq!(began.elapsed().as_secs(), seconds);
+        has_redriven(&inbox, number, EVENTS).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -139,9 +139,10 @@ BEGIN
     RETURN 'made';
 END $tower_webhook$;
 
--- Redrives or discards dead letters that hold no lane, as a person does with thousands: all of them by each statement.
--- Returns the positions of those in the arrays. It leaves out what others have locked.
-CREATE FUNCTION {schema}.change_dead(p_seqs bigint[], p_froms text[], p_redrives boolean[])
+-- Redrives or discards dead letters that hold no lane, and redrives what is first in its lane, as a person does with
+-- thousands: all of them by each statement. Returns the positions of those in the arrays. It leaves out what others have
+-- locked.
+CREATE FUNCTION {schema}.change_many(p_seqs bigint[], p_froms text[], p_redrives boolean[])
 RETURNS bigint[] LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 AS $tower_webhook$
 DECLARE
@@ -149,6 +150,10 @@ DECLARE
     v_at bigint[];
     v_redriven bigint[];
     v_discarded bigint[];
+    v_heads bigint[];
+    v_places tid[];
+    v_lanes bigint[];
+    v_holding bigint[];
 BEGIN
     SELECT array_agg(f.at), array_agg(f.seq) FILTER (WHERE p_redrives[f.at]),
         array_agg(f.seq) FILTER (WHERE NOT p_redrives[f.at])
@@ -166,6 +171,46 @@ BEGIN
             )
         ORDER BY a.seq FOR UPDATE OF d SKIP LOCKED
     ) AS f;
+    IF cardinality(p_seqs) > coalesce(cardinality(v_at), 0) THEN
+        -- The heads of all lanes that are left, which the caller needs, too: in the order of lanes.
+        WITH locked AS MATERIALIZED (
+            SELECT a.at, a.seq, a.own, a.has_body, h.place, h.lane, h.seq AS first, h.fence, h.state
+            FROM (
+                SELECT c.at, c.seq, e.has_body, e.lane, e.own
+                FROM (
+                    SELECT c.seq, min(c.at) AS at FROM unnest(p_seqs) WITH ORDINALITY AS c (seq, at)
+                    WHERE (c.at = ANY (v_at)) IS NOT TRUE GROUP BY c.seq
+                ) AS c
+                CROSS JOIN LATERAL (
+                    SELECT e.body IS NOT NULL AS has_body, coalesce(e.lane, 0) AS lane,
+                        CASE WHEN e.lane IS NULL THEN e.seq ELSE 0 END AS own
+                    FROM {schema}.events e WHERE e.seq = c.seq LIMIT 1
+                ) AS e
+                ORDER BY e.lane, e.own, c.seq
+            ) AS a
+            CROSS JOIN LATERAL (
+                SELECT h.ctid AS place, h.lane, h.seq, h.fence,
+                    {schema}.state_of(h.is_tried, h.crashes, NULL, h.due, 0)::text AS state
+                FROM {schema}.head h WHERE h.lane = a.lane AND h.own = a.own FOR UPDATE
+            ) AS h
+        )
+        SELECT array_agg(l.at), array_agg(l.place), array_agg(l.lane) FILTER (WHERE l.own = 0),
+            array_agg(l.seq) FILTER (WHERE l.state = 'dead')
+        INTO v_heads, v_places, v_lanes, v_holding
+        FROM locked l
+        -- The lease of one with a fence may have expired, which is a crash.
+        WHERE l.first = l.seq AND l.fence IS NULL AND l.has_body AND p_redrives[l.at] AND p_froms[l.at] IN ('', l.state);
+        UPDATE {schema}.head SET
+            due = v_now, failures = CASE WHEN due IS NULL THEN 0 ELSE failures END,
+            uncounted = CASE WHEN due IS NULL THEN 0 ELSE uncounted END,
+            crashes = CASE WHEN due IS NULL THEN 0 ELSE crashes END, is_suspect = due IS NOT NULL AND crashes > 0,
+            first_failed = CASE WHEN due IS NULL THEN NULL ELSE first_failed END
+        WHERE ctid = ANY (v_places);
+        DELETE FROM {schema}.dead WHERE seq = ANY (v_holding);
+        UPDATE {schema}.events SET is_redriven = true WHERE seq = ANY (v_holding);
+        PERFORM {schema}.sort_head(e.lane) FROM unnest(v_lanes) AS e (lane)
+        WHERE (SELECT true FROM {schema}.wait w WHERE w.lane = e.lane LIMIT 1);
+    END IF;
     DELETE FROM {schema}.dead WHERE seq = ANY (v_redriven);
     UPDATE {schema}.events SET lane = NULL, is_redriven = true WHERE seq = ANY (v_redriven);
     INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect)
@@ -176,7 +221,7 @@ BEGIN
     )
     INSERT INTO {schema}.ended (seq, at, keep_until, failures, state)
     SELECT seq, v_now, e.keep_until, d.failures, 'discarded' FROM discarded d JOIN {schema}.events e USING (seq);
-    RETURN v_at;
+    RETURN v_at || v_heads;
 END $tower_webhook$;
 
 -- Redrives or discards each of these events, in the order of lanes, so that two statements do not wait for each other. The
@@ -189,7 +234,7 @@ DECLARE
     v_made bigint[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    v_made := {schema}.change_dead(p_seqs, p_froms, p_redrives);
+    v_made := {schema}.change_many(p_seqs, p_froms, p_redrives);
     RETURN QUERY SELECT made, 'made' FROM unnest(v_made) AS made;
     FOR o_at IN
         SELECT e.at FROM unnest(p_seqs) WITH ORDINALITY AS e (seq, at) WHERE (e.at = ANY (v_made)) IS NOT TRUE

@@ -128,7 +128,7 @@ impl ChangeEvents for Changes {
             Value::Number(step.reached.0),
             Value::Number(step.is_last.into()),
         ];
-        let row = self.database.call_when_free(STEP, &values).await?;
+        let row = self.database.step(STEP, &values).await?;
         Ok(column(&row, 0)?)
     }
 

@@ -31,6 +31,9 @@ pub(super) struct Database {
     connections: Arc<Semaphore>,
     /// How many of them may read for people.
     reads: Arc<Semaphore>,
+    /// Held while a step of a change of many is executed: they follow each other without a pause, and one at a time leaves
+    /// the connections and the server to deliveries.
+    steps: Semaphore,
     unanswered: Arc<Unanswered>,
     /// Held while they are given up.
     gives_up: Arc<Semaphore>,
@@ -123,6 +126,7 @@ impl Database {
             begins: Arc::new(AtomicBool::new(false)),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
             reads: Arc::new(Semaphore::new(MOST_READS)),
+            steps: Semaphore::new(1),
             unanswered: Arc::default(),
             gives_up: Arc::new(Semaphore::new(1)),
         }
@@ -182,11 +186,14 @@ impl Database {
         one(self.call(sql, values).await?)
     }
 
-    /// As [`call_one`](Self::call_one), again and again while another transaction locks what it needs: until its caller gives
-    /// up.
-    pub(super) async fn call_when_free(&self, sql: &str, values: &[Value]) -> Result<PgRow> {
+    /// Executes a step of a change of many events, again and again while another transaction locks what it needs: until its
+    /// caller gives up. Between two attempts, others have their turn.
+    pub(super) async fn step(&self, sql: &str, values: &[Value]) -> Result<PgRow> {
         loop {
-            match self.try_call(sql, values.to_vec(), None).await {
+            let turn = self.steps.acquire().await;
+            let tried = self.try_call(sql, values.to_vec(), None).await;
+            drop(turn);
+            match tried {
                 Err(error) if is_locked(&error) => {}
                 rows => return one(rows.map_err(|error| self.error(error))?),
             }

@@ -42,7 +42,7 @@ impl ForgetChats for Database {
             reason,
             Value::Text(chat_digest(chat)),
         ];
-        let row = self.call_when_free(FORGET, &values).await?;
+        let row = self.step(FORGET, &values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
         Ok(Forgotten {
             bodies: column::<i64>(&row, 0)?.unsigned_abs(),

@@ -116,6 +116,7 @@ impl PostgresQueue {
             tables: Arc::clone(&database.tables),
             parts: Queue {
                 is_shared: true,
+                is_held_by_steps: false,
                 accept: Arc::new(Accept::new(&database)),
                 claim: Arc::new(Claim::new(&database)),
                 settle: Arc::new(Settle::new(&database)),

@@ -8,8 +8,8 @@ use nix::sys::signal::Signal;
 use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
-use tower_webhook::inbox::{ActionKind, By, Change, EventState};
+use tower_webhook::inbox::internal::{Accepted, BulkStep, NewBulk, Settled, Settlement};
+use tower_webhook::inbox::{ActionKind, By, Change, EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::StoreErrorKind;
 
@@ -580,4 +580,61 @@ async fn accept_and_settle(url: &str) {
         }
     });
     join_all(works).await;
+}
+
+/// They follow each other without a pause, and would take all connections from deliveries. One that waits for a lock lets
+/// the others have their turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_many_make_one_step_at_a_time() {
+    let database = Database::create().await;
+    let url = format!("{}?application_name=worker", database.url);
+    let queue = PostgresQueue::new(connect(&url, 40).await);
+    queue.migrate().await.unwrap();
+    let other = database.pool(2).await;
+    let bulk = NewBulk {
+        kind: ActionKind::Redrive,
+        about: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let step = BulkStep {
+        redrives: true,
+        events: Vec::new(),
+        from: EventId(0),
+        reached: EventId(0),
+        is_last: true,
+    };
+    let mut numbers = Vec::new();
+    for _ in 0..4 {
+        numbers.push(queue.begin(&bulk, &By::default()).await.unwrap());
+    }
+    let mut transaction = other.begin().await.unwrap();
+    let lock = "SELECT FROM tower_webhook.actions WHERE number < $N FOR UPDATE";
+    let lock = lock.replace("$N", &numbers[3].to_string());
+    sqlx::raw_sql(sqlx::AssertSqlSafe(lock))
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let steps: Vec<_> = numbers
+        .iter()
+        .map(|number| {
+            let (queue, number, step) = (queue.clone(), *number, step.clone());
+            tokio::spawn(async move { queue.step(number, &step).await.unwrap() })
+        })
+        .collect();
+    let active = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'worker' AND state <> 'idle'";
+    let mut most = 0;
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(2) || !steps[3].is_finished() {
+        most = most.max(count(&other, active).await);
+        assert!(began.elapsed() < LEASE, "it waits for the others");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert_eq!(most, 1);
+    assert!(steps[..3].iter().all(|step| !step.is_finished()));
+    transaction.rollback().await.unwrap();
+    for step in steps {
+        assert!(step.await.unwrap());
+    }
 }

@@ -1,14 +1,14 @@
 //! Changes of all events that match: each step leads on from where the last one led.
 
-use super::make::chat;
+use super::make::{chat, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness};
-use tower_webhook::inbox::internal::{BulkStep, NewBulk};
+use tower_webhook::inbox::internal::{BulkStep, NewBulk, Settlement};
 use tower_webhook::inbox::{
     Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Queue, Which,
 };
 
-use support::queue::{Calls, dead};
+use support::queue::{Calls, dead, retry, skip};
 
 fn discards(chat: Option<&str>) -> NewBulk {
     NewBulk {
@@ -181,4 +181,95 @@ pub(crate) async fn bulk_changes_are_cancelled<H: Harness>(harness: &H) {
         .iter()
         .filter(|it| it.kind == ActionKind::Cancel && it.by == by);
     assert_eq!(cancels.count(), 1);
+}
+
+/// One step changes events wherever they are, and leaves those alone that are no longer as they were listed. Lanes keep
+/// their order.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn steps_change_events_in_every_place<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    for redrives in [true, false] {
+        // In front of another event of its lane, but for the last one.
+        let (mut ids, mut behind) = (Vec::new(), Vec::new());
+        for settlement in [dead(true), retry(HELD), skip(HELD), dead(false)] {
+            let lane = lane();
+            let taken = trial.taken(trial.in_lane(lane), HELD).await;
+            ids.push(taken.lease.id);
+            if ids.len() < 4 {
+                behind.push(trial.accept(trial.in_lane(lane)).await);
+            }
+            trial.settle(&taken, &settlement).await;
+        }
+        let overtakes = trial.claims(behind[2], HELD, "what is behind a skip").await;
+        let held = trial.taken(trial.event(), HELD).await;
+        let died = trial.taken(trial.event(), HELD).await;
+        trial.settle(&died, &dead(true)).await;
+        let states = [
+            EventState::Dead,
+            EventState::Retrying,
+            EventState::Retrying,
+            EventState::Dead,
+            // They are not.
+            EventState::Retrying,
+            EventState::Retrying,
+        ];
+        let all = ids.iter().copied();
+        let all = all.chain([held.lease.id, died.lease.id]).zip(states);
+        let bulk = NewBulk {
+            kind: match redrives {
+                true => ActionKind::Redrive,
+                false => ActionKind::Discard,
+            },
+            ..discards(None)
+        };
+        let begun = trial.queue.begin(&bulk, &By::new("ada")).await;
+        let number = ok(begun, "begin");
+        let step = BulkStep {
+            redrives,
+            events: all.collect(),
+            from: EventId(0),
+            reached: died.lease.id,
+            is_last: true,
+        };
+        assert!(is_made(&trial.queue, number, &step).await);
+        let (ended, bulk) = action(&trial.queue, number).await;
+        assert_eq!((ended.changed, bulk.skipped), (4, 2));
+        let what = "an event that was not as it was listed";
+        trial.is(held.lease.id, EventState::InProgress, what).await;
+        trial.is(died.lease.id, EventState::Dead, what).await;
+
+        let due = match redrives {
+            // What was skipped waits for the attempt that overtook it.
+            true => vec![ids[0], ids[1], ids[3]],
+            false => behind[..2].to_vec(),
+        };
+        let mut taken = trial.all_of(&due, HELD, "what a step left").await;
+        taken.sort_by_key(|taken| taken.lease.id);
+        trial.nothing("all lanes are busy").await;
+        if redrives {
+            for (at, failures) in [0, 1, 0].into_iter().enumerate() {
+                assert_eq!(taken[at].failures, failures, "failures after a step");
+            }
+            for at in 0..2 {
+                let next = behind[at];
+                let next = trial.hands_over(&taken[at], &Settlement::Handled, next);
+                trial.settle(&next.await, &Settlement::Handled).await;
+            }
+            let skipped = trial.hands_over(&overtakes, &Settlement::Handled, ids[2]);
+            let skipped = skipped.await;
+            assert_eq!(skipped.failures, 1, "failures of what was skipped");
+        } else {
+            for id in &ids {
+                trial
+                    .is(*id, EventState::Discarded, "it was discarded")
+                    .await;
+            }
+            let why = "what was skipped is discarded";
+            let end = Settlement::Handled;
+            trial.hands_nothing_over(&overtakes, &end, why).await;
+        }
+    }
 }

@@ -56,7 +56,10 @@ pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
     first_due_is_taken_first, wanted_events_are_taken,
 };
-pub(crate) use self::bulk::{bulk_changes_are_cancelled, steps_lead_on_from_their_positions};
+pub(crate) use self::bulk::{
+    bulk_changes_are_cancelled, steps_change_events_in_every_place,
+    steps_lead_on_from_their_positions,
+};
 pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
     redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
@@ -154,6 +157,13 @@ impl Harness for Scratch {
     }
 }
 
+/// A rule, whose future is made when it is run.
+type Rule<H> = for<'a> fn(&'a H) -> BoxFuture<'a, ()>;
+
+fn rule<H>(rule: Rule<H>) -> Rule<H> {
+    rule
+}
+
 /// Runs rules one after another.
 macro_rules! in_turn {
     ($harness:ident, $($rule:ident)*) => {$(
@@ -169,7 +179,8 @@ macro_rules! in_turn {
 pub(crate) async fn run<H: Harness>(harness: &H) {
     macro_rules! rules {
         ($($rule:ident)*) => {
-            vec![$(Box::pin(named("queue", stringify!($rule), $rule(harness))) as BoxFuture<'_, ()>),*]
+            // Each is made in a frame of its own: the futures of all of them are more than a stack has.
+            [$(rule::<H>(|harness| Box::pin(named("queue", stringify!($rule), $rule(harness))))),*]
         };
     }
     let rules = rules! {
@@ -223,7 +234,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         paused_kinds_wait
         handles_share_everything
     };
-    stream::iter(rules)
+    stream::iter(rules.map(|rule| rule(harness)))
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<()>>()
         .await;
@@ -245,6 +256,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         actions_are_forgotten
         steps_lead_on_from_their_positions
         bulk_changes_are_cancelled
+        steps_change_events_in_every_place
         counts_of_processes_add_up
         newest_counts_come_first
         old_counts_are_put_together
