@@ -12,7 +12,7 @@ use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 use tower_webhook::telemetry::{Chain, CountsOf, Series};
 
 use support::HOUR;
-use support::database::{Database, connect, execute};
+use support::database::{Database, connect, execute, version};
 use support::postgres::programs;
 use support::queue::{Calls, skip};
 
@@ -121,10 +121,11 @@ async fn what_administrators_set_and_do_changes_nothing() {
         execute(&database.pool(1).await, act).await;
         live(&format!("{}?application_name=after", database.url)).await;
     }
-    for with in [
-        "ENCODING 'SQL_ASCII' LOCALE 'C'",
-        "ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'",
-    ] {
+    let mut databases = vec!["ENCODING 'SQL_ASCII' LOCALE 'C'"];
+    if version(&Database::create().await.pool(1).await).await >= 150_000 {
+        databases.push("ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'");
+    }
+    for with in databases {
         println!("{with}");
         live(&created(with).await).await;
     }
