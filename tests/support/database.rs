@@ -66,17 +66,14 @@ pub async fn count(pool: &PgPool, sql: &str) -> i64 {
     count.fetch_one(pool).await.unwrap()
 }
 
-/// The server's version, such as 150018.
-pub async fn version(pool: &PgPool) -> i64 {
-    count(pool, "SELECT current_setting('server_version_num')::bigint").await
-}
-
 /// Has the server's statistics contain what the connection of a pool has done.
 pub async fn flush_statistics(pool: &PgPool) {
-    if version(pool).await >= 150_000 {
+    let flush = "SELECT count(*) FROM pg_proc WHERE proname = 'pg_stat_force_next_flush'";
+    if count(pool, flush).await > 0 {
         return execute(pool, "SELECT pg_stat_force_next_flush()").await;
     }
-    // After a statement, if half a second has passed since the last time; and they are read as old as that.
+    // Before version 15, a statement does it at its end, if half a second has passed since the last time. What is read may
+    // be as old as that.
     for _ in 0..2 {
         tokio::time::sleep(Duration::from_millis(600)).await;
         execute(pool, "SELECT 1").await;

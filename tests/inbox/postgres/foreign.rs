@@ -12,7 +12,7 @@ use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 use tower_webhook::telemetry::{Chain, CountsOf, Series};
 
 use support::HOUR;
-use support::database::{Database, connect, execute, version};
+use support::database::{Database, connect, count, execute};
 use support::postgres::programs;
 use support::queue::{Calls, skip};
 
@@ -122,7 +122,10 @@ async fn what_administrators_set_and_do_changes_nothing() {
         live(&format!("{}?application_name=after", database.url)).await;
     }
     let mut databases = vec!["ENCODING 'SQL_ASCII' LOCALE 'C'"];
-    if version(&Database::create().await.pool(1).await).await >= 150_000 {
+    // Since version 15, and in a build with ICU.
+    let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'
+        AND current_setting('server_version_num')::int >= 150000";
+    if count(&Database::create().await.pool(1).await, icu).await > 0 {
         databases.push("ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'");
     }
     for with in databases {
