@@ -123,7 +123,7 @@ async fn what_administrators_set_and_do_changes_nothing() {
     }
     let mut databases = vec!["ENCODING 'SQL_ASCII' LOCALE 'C'"];
     // Since version 15, and in a build with ICU.
-    let icu = "SELECT count(*) FROM pg_collation WHERE collprovider = 'i'
+    let icu = "SELECT count(*) FROM pg_collation WHERE collname = 'und-x-icu'
         AND current_setting('server_version_num')::int >= 150000";
     if count(&Database::create().await.pool(1).await, icu).await > 0 {
         databases.push("ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'");
