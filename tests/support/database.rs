@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -63,4 +64,18 @@ pub async fn execute(pool: &PgPool, sql: &str) {
 pub async fn count(pool: &PgPool, sql: &str) -> i64 {
     let count = sqlx::query_scalar(AssertSqlSafe(sql));
     count.fetch_one(pool).await.unwrap()
+}
+
+/// Has the server's statistics contain what the connection of a pool has done.
+pub async fn flush_statistics(pool: &PgPool) {
+    let flush = "SELECT count(*) FROM pg_proc WHERE proname = 'pg_stat_force_next_flush'";
+    if count(pool, flush).await > 0 {
+        return execute(pool, "SELECT pg_stat_force_next_flush()").await;
+    }
+    // Before version 15, a statement does it at its end, if half a second has passed since the last time. What is read may
+    // be as old as that.
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(600)).await;
+        execute(pool, "SELECT 1").await;
+    }
 }

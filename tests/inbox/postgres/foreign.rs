@@ -12,7 +12,7 @@ use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 use tower_webhook::telemetry::{Chain, CountsOf, Series};
 
 use support::HOUR;
-use support::database::{Database, connect, execute};
+use support::database::{Database, connect, count, execute};
 use support::postgres::programs;
 use support::queue::{Calls, skip};
 
@@ -121,10 +121,14 @@ async fn what_administrators_set_and_do_changes_nothing() {
         execute(&database.pool(1).await, act).await;
         live(&format!("{}?application_name=after", database.url)).await;
     }
-    for with in [
-        "ENCODING 'SQL_ASCII' LOCALE 'C'",
-        "ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'",
-    ] {
+    let mut databases = vec!["ENCODING 'SQL_ASCII' LOCALE 'C'"];
+    // Since version 15, and in a build with ICU.
+    let icu = "SELECT count(*) FROM pg_collation WHERE collname = 'und-x-icu'
+        AND current_setting('server_version_num')::int >= 150000";
+    if count(&Database::create().await.pool(1).await, icu).await > 0 {
+        databases.push("ENCODING 'UTF8' LOCALE 'C' LOCALE_PROVIDER icu ICU_LOCALE 'tr-TR'");
+    }
+    for with in databases {
         println!("{with}");
         live(&created(with).await).await;
     }

@@ -13,7 +13,7 @@ use tower_webhook::postgres::PostgresQueue;
 
 use super::processes::two_processes;
 use super::{accept, end, event, failure, take};
-use support::database::{Database, count, execute};
+use support::database::{Database, count, execute, flush_statistics};
 use support::queue::Calls;
 
 /// Beside these, a claim that reads all of them takes some tens of milliseconds.
@@ -73,7 +73,7 @@ impl Pinned {
 
     /// How many entries of some indexes this connection has read.
     async fn read(&self, indexes: &str) -> i64 {
-        execute(&self.pool, "SELECT pg_stat_force_next_flush()").await;
+        flush_statistics(&self.pool).await;
         let reads = format!(
             "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes
             WHERE schemaname = 'tower_webhook' AND {indexes}"

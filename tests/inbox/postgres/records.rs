@@ -19,7 +19,7 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
 
 use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
-use support::database::{Database, count, execute};
+use support::database::{Database, count, execute, flush_statistics};
 use support::queue::{Calls, page, retry_for};
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
@@ -434,7 +434,7 @@ async fn events_of_a_chat_are_listed_without_reading_others() {
     execute(&pool, &others).await;
     ids.extend(accept_of(&queue, "chat", 20).await);
     let read = async || {
-        execute(&pool, "SELECT pg_stat_force_next_flush()").await;
+        flush_statistics(&pool).await;
         let read = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables
             WHERE relname IN ('events', 'ended')";
         count(&pool, read).await
