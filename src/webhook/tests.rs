@@ -326,8 +326,9 @@ async fn routes_of_one_inbox_have_names_of_their_own() {
     let [one, other] = pair.unwrap();
     routes.accept(github().name(one.clone())).unwrap();
     let shared = routes.accept(github().name(other.clone())).map(drop);
-    let expected =
-        format!("the names of the routes `{one}` and `{other}` have the same digest, so that their chats could block");
+    let expected = format!(
+        "the names of the routes `{one}` and `{other}` have the same digest, so that their chats could block"
+    );
     let shared = shared.unwrap_err().to_string();
     assert!(shared.starts_with(&expected), "{shared}");
     let running = routes.start().unwrap();

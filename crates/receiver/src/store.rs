@@ -113,9 +113,7 @@ fn unknown(text: &str, expected: &str) -> String {
         bytes.all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
     };
     match text.split_once(':') {
-        Some((scheme, _))
-            if is_scheme(scheme) && (!text.contains('@') || text.contains("://")) =>
-        {
+        Some((scheme, _)) if is_scheme(scheme) && (!text.contains('@') || text.contains("://")) => {
             format!("`{scheme}:` is none: {expected}")
         }
         _ => expected.to_owned(),

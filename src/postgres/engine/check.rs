@@ -109,6 +109,8 @@ pub(super) async fn check_tables(
 
 /// The functions that are ours: in the schema of an application are others.
 fn functions(migrations: Migrations) -> Vec<&'static str> {
-    let created = migrations.iter().flat_map(|it| it.sql.split("FUNCTION {schema}.").skip(1));
+    let created = migrations
+        .iter()
+        .flat_map(|it| it.sql.split("FUNCTION {schema}.").skip(1));
     created.filter_map(|rest| rest.split('(').next()).collect()
 }
