@@ -123,6 +123,64 @@ async fn a_chat_that_has_events_in_the_file_when_it_is_opened_goes_on_behind_the
     assert_eq!(keys, ["a-1", "a-2", "a-3", "a-4"]);
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_the_queue_refuses_does_not_keep_others_for_ever() {
+    let desk = Desk::open().await;
+    let began = Instant::now();
+    assert_eq!(desk.send(event(REFUSED, 1)).await, 200);
+    let sends = async {
+        for n in 1.. {
+            assert_eq!(desk.send(event("a", n)).await, 200);
+            sleep(Duration::from_millis(300)).await;
+        }
+    };
+    let refused = eventually("it is put aside", async || {
+        desk.spooled.status().refused == 1
+    });
+    tokio::select! {
+        () = sends => {}
+        () = async { timeout(60 * SECOND, refused).await.unwrap() } => {}
+    }
+    // In ten rounds, a second apart.
+    assert!(began.elapsed() > 9 * SECOND, "{:?}", began.elapsed());
+    // It is not waited for.
+    assert_eq!(desk.spooled.flush(20 * SECOND).await, 1);
+    let handled = lock(&desk.seen).len();
+    assert!(handled > 5, "{handled}");
+    assert_eq!(desk.spooled.status().refused, 1);
+
+    let (remote, scratch) = desk.close();
+    // The next process knows it, and does not have its chat wait again.
+    let spooled = reopen(&spool(&scratch), &remote).await;
+    eventually("it is refused again", async || {
+        spooled.status().refused == 1
+    })
+    .await;
+    let mut dropped = Vec::new();
+    let no_room =
+        spooled.drop_refused(|_| Err(StoreError::new(StoreErrorKind::Unavailable, "full")));
+    no_room.await.unwrap_err();
+    let keep = |record: &EventRecord| {
+        dropped.push(record.clone());
+        Ok::<_, StoreError>(())
+    };
+    assert_eq!(spooled.drop_refused(keep).await.unwrap(), 1);
+    let [record] = &*dropped else {
+        panic!("{dropped:?}")
+    };
+    let of = &record.summary;
+    assert_eq!(
+        (&of.kind, of.chat.as_deref()),
+        (&EventKind::CHAT_RATED, Some(REFUSED))
+    );
+    let body = record.body.as_deref();
+    assert_eq!(body, Some(&br#"{"id":"refused","rating":1}"#[..]));
+    assert!(record.headers.is_empty(), "{:?}", record.headers);
+    assert_eq!(record.failures[0].failure.outcome, "refused");
+    assert_eq!(spooled.flush(5 * SECOND).await, 0);
+    assert_eq!(spooled.status().refused, 0);
+}
+
 #[tokio::test]
 async fn what_is_refused_is_tried_again_in_its_lane() {
     let log = Log::capture(Level::ERROR);
