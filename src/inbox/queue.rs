@@ -76,6 +76,7 @@ impl Observed {
         let _ = self.0.set(observers.clone());
     }
 
+    #[cfg(feature = "sqlite")]
     pub(crate) fn observers(&self) -> Observers {
         self.0.get().cloned().unwrap_or_default()
     }
