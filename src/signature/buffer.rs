@@ -123,7 +123,7 @@ impl Budget {
         }
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "moka"))]
     pub(crate) fn is_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.large, &other.large)
     }

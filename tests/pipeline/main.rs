@@ -3,6 +3,7 @@
 mod answers;
 #[cfg(feature = "moka")]
 mod bodies;
+#[cfg(feature = "moka")]
 mod builder;
 mod cancellation;
 mod compile_errors;

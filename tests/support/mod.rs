@@ -9,8 +9,8 @@
 )]
 #![allow(clippy::return_self_not_must_use)]
 
-#[cfg(feature = "postgres")]
 pub mod bodies;
+#[cfg(feature = "postgres")]
 pub mod database;
 pub mod delivery;
 pub mod history;
