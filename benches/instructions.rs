@@ -58,7 +58,7 @@ const KEYS: u64 = 20_000;
 
 /// The tolerance above the recorded number, which is the highest that was measured. The hash functions'
 /// random keys change `claim` by 10 % and the others by 0.3 %. If another compiler changes them by more,
-/// record them again.
+/// record them again. A SHA-256 digest, as of a key and of a lane, takes 3,400: valgrind has no instruction for it.
 const TOLERANCE_PERCENT: u64 = 2;
 
 fn at_most(recorded: u64) -> LibraryBenchmarkConfig {
@@ -336,13 +336,13 @@ fn spooled() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::inbox(args = (), setup = inbox, config = at_most(108_600))]
-#[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(14_600))]
-#[bench::accept_spooled(args = (), setup = spooled, config = at_most(16_060))]
+#[bench::inbox(args = (), setup = inbox, config = at_most(114_000))]
+#[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(18_310))]
+#[bench::accept_spooled(args = (), setup = spooled, config = at_most(20_740))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
-#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_460))]
+#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_800))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]
-#[bench::accept_postgres(args = (postgres()), setup = accepting, config = at_most(91_500))]
+#[bench::accept_postgres(args = (postgres()), setup = accepting, config = at_most(99_620))]
 #[bench::handle_postgres(args = (postgres()), setup = handling, config = at_most(86_500))]
 #[bench::verify(args = (), setup = verifying, config = at_most(46_420))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
