@@ -62,7 +62,7 @@ impl fmt::Display for IdempotencyKey {
 }
 
 /// Reads a key as it is shown: as `Display` writes it, or as in the log, where letters other than ASCII and quotes are
-/// escaped, too. Any other text is the key itself, such as one that a sender shows.
+/// escaped, too. Any other text is the key itself, as a sender shows it.
 ///
 /// ```
 /// use tower_webhook::IdempotencyKey;

@@ -146,7 +146,7 @@ impl Search {
         filter.error = read_line(&self.error);
         filter.body = payload;
         if let Some(key) = read_line(&self.key) {
-            let wrong = |error| Problem::bad(format!("This is no key: {error}."));
+            let wrong = |error| Problem::bad(format!("The key cannot be read: {error}."));
             filter.key = Some(key.parse().map_err(wrong)?);
         }
         Ok(filter)

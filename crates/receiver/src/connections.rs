@@ -337,7 +337,7 @@ mod tests {
     #[tokio::test]
     async fn a_long_response_is_not_cut_while_its_parts_come() {
         let part = Bytes::from_static(&[b'x'; 1000]);
-        // Each part within the limit, and one that is late because there was nothing to send.
+        // Each part comes within the limit; or later, when there was nothing to send before.
         for (parts, every) in [(12, IDLE / 6), (1, 2 * IDLE)] {
             let client = ask(parts, part.clone(), every).await;
             assert!(rest(client).await > 1000 * parts, "{parts}");

@@ -168,7 +168,7 @@ fn spooled(view: &View) -> Option<Cause> {
 fn cannot_claim(view: &View) -> Option<Cause> {
     let can_claim = view.console.inbox.as_ref()?.can_claim();
     let text = html! {
-        "The worker of this process cannot take events from the queue: those that wait, and those that failed, are not handled. "
+        "The worker of this process cannot take events from the queue: it handles none that wait or have failed. "
         "The log has the reason."
     };
     (!can_claim).then(|| Cause::new(Level::Critical, text))
@@ -377,7 +377,7 @@ fn nobodys(view: &View, stats: &Stats) -> Option<Cause> {
     waiting_of(view, stats, false, "Nobody handles ")
 }
 
-/// The same of those that a worker has noted.
+/// The sentence on waiting types that a worker has noted.
 fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
     waiting_of(view, stats, true, "No attempt is made of ")
 }
