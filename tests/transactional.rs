@@ -236,7 +236,7 @@ async fn disconnect_cancels_the_run() {
 
     // No connection was left in the middle of anything.
     let open = "SELECT count(*) FROM pg_stat_activity \
-                WHERE state <> 'idle' AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
+                WHERE datname = current_database() AND state <> 'idle' AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
     eventually("the end of all transactions", async || {
         database.count(open).await == 0
     })
@@ -670,7 +670,8 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
         let waiting = async {
             crm.running(1).await;
             let (duplicate, ()) = tokio::join!(send(&second, event(level)), async {
-                let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+                let waits = "SELECT count(*) FROM pg_stat_activity \
+                             WHERE datname = current_database() AND wait_event_type = 'Lock'";
                 eventually("the wait", async || database.count(waits).await == 1).await;
                 go.add_permits(1);
             });

@@ -256,7 +256,7 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
             }
         });
         let active = "SELECT count(*) FROM pg_stat_activity
-            WHERE application_name = 'worker' AND state <> 'idle'";
+            WHERE datname = current_database() AND application_name = 'worker' AND state <> 'idle'";
         most = most.max(count(&pool, active).await);
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -534,7 +534,8 @@ async fn a_process_that_stands_still_in_a_transaction_delays_its_chats_only_brie
     assert_eq!(frozen.hear(), "works");
 
     let idle = "SELECT count(*) FROM pg_stat_activity
-        WHERE application_name = 'peer' AND state = 'idle in transaction' AND backend_xid IS NOT NULL";
+        WHERE datname = current_database() AND application_name = 'peer'
+            AND state = 'idle in transaction' AND backend_xid IS NOT NULL";
     let mut tries = 0;
     loop {
         frozen.signal(Signal::SIGSTOP);
@@ -587,8 +588,7 @@ async fn accept_and_settle(url: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_many_make_one_step_at_a_time() {
     let database = Database::create().await;
-    let url = format!("{}?application_name=worker", database.url);
-    let queue = PostgresQueue::new(connect(&url, 40).await);
+    let queue = PostgresQueue::new(database.pool(40).await);
     queue.migrate().await.unwrap();
     let other = database.pool(2).await;
     let bulk = NewBulk {
@@ -622,13 +622,10 @@ async fn changes_of_many_make_one_step_at_a_time() {
             tokio::spawn(async move { queue.step(number, &step).await.unwrap() })
         })
         .collect();
-    // A connection that returns to its pool is active for a moment, too.
-    let waiting = "SELECT count(*) FROM pg_stat_activity
-        WHERE application_name = 'worker' AND wait_event_type = 'Lock'";
     let mut most = 0;
     let began = Instant::now();
     while began.elapsed() < Duration::from_secs(2) || !steps[3].is_finished() {
-        most = most.max(count(&other, waiting).await);
+        most = most.max(count(&other, WAITING).await);
         assert!(began.elapsed() < LEASE, "it waits for the others");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -118,7 +118,8 @@ async fn hanging_connections_time_out() {
         .iter()
         .map(|(_, lease)| tokio::spawn(settle(lease.clone())))
         .collect();
-    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let waiting = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event_type = 'Lock'";
     eventually("both statements wait", async || {
         count(&hold, waiting).await == 2
     })
