@@ -21,7 +21,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::event::{Lane, NewEvent, TOO_MANY_KINDS};
-use super::handle::Inbox;
+use super::handle::{Inbox, Shared};
 use super::headers;
 use super::queue::Accepted;
 use super::route::Route;
@@ -262,66 +262,92 @@ async fn accept(
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }
-    let event = new_event(delivery, &route);
-    let room = shared.workers.room_for(&event);
-    let kind = event.delivery.kind().clone();
-    let mut dead = event.dead.as_ref().map(|failure| failure.reason.clone());
+    let events = events(delivery, &route);
+    let room = shared.workers.room_for(&events);
     let asked = Instant::now();
-    let accepting = shared
-        .queue
-        .accept
-        .accept(event, room.as_ref().map(|room| &*room.take));
+    let take = room.as_ref().map(|room| &*room.take);
+    let accepting = shared.queue.accept.accept(Arc::clone(&events), take);
     // Longer than the client waits: what takes effect late is handled here, too.
     let accepting = shared.call_within(limits.lease(), "accept", accepting);
     let result = accepting.await;
     drop(waits);
-    let retry_after = limits.policy.retry_every;
-    let id = match &result {
-        Ok(Accepted::DeadLetter { id }) => {
-            let [_, reason] = TOO_MANY_KINDS;
-            dead = Some(reason.to_owned());
-            Some(id.0)
-        }
-        Ok(Accepted::New { id, .. }) => Some(id.0),
-        Ok(Accepted::Spooled) => Some(0),
-        _ => None,
-    };
-    if let (Some(event), Some(reason)) = (id, &dead) {
-        let observers = shared.observers();
-        observers.accepted_dead(&route.name, &kind, event, reason);
-    }
     let (answered, taken) = match result {
-        Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
-        Ok(Accepted::Spooled | Accepted::DeadLetter { .. }) => (Ok(Outcome::Accepted), None),
-        Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, &route), None),
-        Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
-        Ok(Accepted::BodyReplayed) => (
-            Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed)),
-            None,
-        ),
-        Err(error) => (Ok(Outcome::unavailable(error, retry_after)), None),
+        Ok(mut accepted) => {
+            note_dead(shared, &events, &accepted);
+            let taken = accepted.iter_mut().find_map(|accepted| match accepted {
+                Accepted::New { taken, .. } => taken.take(),
+                _ => None,
+            });
+            (answer_to(&accepted, &events), taken)
+        }
+        Err(error) => {
+            let unavailable = Outcome::unavailable(error, limits.policy.retry_every);
+            (Ok(unavailable), None)
+        }
     };
     let is_new = matches!(answered, Ok(Outcome::Accepted));
+    let is_more = events.len() > 1;
+    drop(events);
     let _ = answer.send(answered);
-    match (taken, room) {
-        (Some(event), Some(room)) => (room.start)(*event, asked).await,
-        // All workers were busy, and one of them may be free by now.
-        (None, None) if is_new => shared.workers.wake(),
-        _ => {}
+    if is_new && (taken.is_none() || is_more) {
+        // All workers were busy, and one of them may be free by now; or there are events that nobody was offered.
+        shared.workers.wake();
+    }
+    if let (Some(event), Some(room)) = (taken, room) {
+        (room.start)(*event, asked).await;
     }
 }
 
-fn duplicate(same_body: bool, route: &Route) -> Answered {
-    if !same_body {
-        if route.reject_changed_bodies {
-            return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
+/// Tells observers which events are dead letters from the start.
+fn note_dead(shared: &Shared, events: &[NewEvent], accepted: &[Accepted]) {
+    for (event, accepted) in events.iter().zip(accepted) {
+        let [_, one_kind_more] = TOO_MANY_KINDS;
+        let (id, reason) = match accepted {
+            Accepted::DeadLetter { id } => (id.0, Some(one_kind_more)),
+            Accepted::New { id, .. } => (id.0, None),
+            Accepted::Spooled => (0, None),
+            _ => continue,
+        };
+        let reason = reason.or_else(|| Some(&*event.dead.as_ref()?.reason));
+        if let Some(reason) = reason {
+            let (route, kind) = (event.delivery.route(), event.delivery.kind());
+            shared.observers().accepted_dead(route, kind, id, reason);
         }
-        tracing::warn!(
-            "the key was accepted before, with another body: the delivery counts as the same event, and the first \
-             body is handled"
-        );
     }
-    Ok(Outcome::Replayed)
+}
+
+/// The answer to a delivery, by what became of its events.
+fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
+    let mut is_new = false;
+    for (accepted, event) in accepted.iter().zip(events) {
+        match accepted {
+            Accepted::InFlight { remaining } => {
+                let remaining = *remaining;
+                return Ok(Outcome::InFlight { remaining });
+            }
+            Accepted::BodyReplayed => {
+                return Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed));
+            }
+            Accepted::Duplicate { same_body: false } if event.rejects_changed_body => {
+                return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
+            }
+            Accepted::Duplicate { same_body: false } => tracing::warn!(
+                "the key was accepted before, with another body: the delivery counts as the same event, and the first \
+                 body is handled"
+            ),
+            Accepted::Duplicate { same_body: true } => {}
+            Accepted::New { .. } | Accepted::DeadLetter { .. } | Accepted::Spooled => is_new = true,
+        }
+    }
+    Ok(match is_new {
+        true => Outcome::Accepted,
+        false => Outcome::Replayed,
+    })
+}
+
+/// The events of a delivery.
+fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
+    [new_event(delivery, route)].into()
 }
 
 fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
