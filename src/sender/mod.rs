@@ -1,5 +1,10 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
+#[allow(
+    dead_code,
+    reason = "the idempotency layer and the inbox read its items"
+)]
+mod batch;
 mod challenge;
 mod description;
 mod expected;
@@ -19,6 +24,9 @@ use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sha2::Sha256;
 
+use self::batch::Batch;
+#[allow(unused_imports, reason = "the inbox reads them")]
+pub(crate) use self::batch::{Part, Parts};
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 use self::pointer::Pointers;
@@ -71,7 +79,18 @@ pub(crate) struct Described {
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
     order: Pointers,
+    /// Boxed, since most have none.
+    batch: Option<Box<Batch>>,
     challenges: Vec<Challenge>,
+}
+
+/// The longest key in bytes that is taken from a body or joined.
+pub(crate) const LONGEST_KEY: usize = 1024;
+
+/// Several texts as one key.
+pub(crate) fn joined(texts: &[Cow<'_, str>]) -> serde_json::Result<String> {
+    // A separator alone could stand in a part, too.
+    serde_json::to_string(texts)
 }
 
 impl Described {
