@@ -15,8 +15,9 @@ use crate::sender::pointer::{Pointer, Pointers};
     expecting = "use a path such as `/events/*`, a table with `path`, `key`, `kind`, `order` and `keep`, or a list of these"
 )]
 pub(in crate::sender) enum BatchDescription {
-    One(PathField),
+    // First, since serde also reads a table from a list of its values.
     Several(Vec<PathField>),
+    One(PathField),
 }
 
 #[derive(Deserialize)]

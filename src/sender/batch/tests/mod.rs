@@ -1,5 +1,8 @@
 //! What the items of a body are, by each rule of a description.
 
+mod foreign;
+mod properties;
+
 use serde_json::{Value, json};
 
 use super::*;
