@@ -20,17 +20,18 @@ use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::event::{Lane, NewEvent, TOO_MANY_KINDS};
+use super::event::{Failure, Lane, NewEvent, TOO_MANY_KINDS};
 use super::handle::{Inbox, Shared};
 use super::headers;
 use super::queue::Accepted;
 use super::route::Route;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
-use crate::delivery::RawDelivery;
+use crate::delivery::{Item, RawDelivery};
 use crate::idempotency;
-use crate::outcome::Outcome;
-use crate::store::{Identity, StoreError};
+use crate::outcome::{Outcome, name};
+use crate::sender::{Part, Parts};
+use crate::store::{EventKey, Identity, StoreError};
 use crate::task::AbortOnDrop;
 use crate::telemetry::Kept;
 use crate::verified::Verified;
@@ -256,13 +257,20 @@ async fn accept(
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
+    let events = events(delivery, &route);
+    let (Some(first), Some(last)) = (events.first(), events.last()) else {
+        // An empty batch.
+        let _ = answer.send(Ok(Outcome::Accepted));
+        return;
+    };
     if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
-        && !shared.has(&delivery, limits.store_timeout).await
+        // What was stored in one step is known as a whole.
+        && !(shared.has(&first.delivery, limits.store_timeout).await
+            && (events.len() == 1 || shared.has(&last.delivery, limits.store_timeout).await))
     {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }
-    let events = events(delivery, &route);
     let room = shared.workers.room_for(&events);
     let asked = Instant::now();
     let take = room.as_ref().map(|room| &*room.take);
@@ -345,9 +353,66 @@ fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
     })
 }
 
-/// The events of a delivery.
+/// The events of a delivery: one, unless it is a batch.
 fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
-    [new_event(delivery, route)].into()
+    let parts = match &route.batches {
+        Some(sender) => sender.parts(&delivery),
+        None => Parts::Whole,
+    };
+    let parts = match parts {
+        Parts::Items(parts) => parts,
+        Parts::Whole => return [new_event(delivery, route)].into(),
+        Parts::TooMany => {
+            let reason = "the delivery has more than 10,000 items, which are not taken apart";
+            return [NewEvent {
+                dead: Some(Failure::new(name::UNDECODABLE, reason)),
+                ..new_event(delivery, route)
+            }]
+            .into();
+        }
+    };
+    let (count, number) = (
+        u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        fastrand::i64(..),
+    );
+    // The body of the delivery is guarded, under a key that is not signed.
+    let guard = Identity::of(&delivery, route.replay_guard).guard;
+    let item = |(at, part)| {
+        item_event(
+            part,
+            &delivery,
+            Item::new(at, count).in_delivery(number),
+            guard,
+            route,
+        )
+    };
+    (1..).zip(parts).map(item).collect()
+}
+
+fn item_event(
+    part: Part,
+    of: &RawDelivery,
+    item: Item,
+    guard: Option<EventKey>,
+    route: &Route,
+) -> NewEvent {
+    let delivery = part.delivery(of, item);
+    let chat = match part.kind {
+        Ok(_) => route
+            .lane_of
+            .chat_of_item(&delivery, part.order)
+            .map_err(|error| error.to_string()),
+        Err(reason) => Err(reason),
+    };
+    let dead = chat
+        .as_ref()
+        .err()
+        .map(|reason| Failure::new(name::UNDECODABLE, reason));
+    NewEvent {
+        guard: guard.filter(|_| !part.has_own_key),
+        rejects_changed_body: false,
+        ..event(delivery, chat.unwrap_or_default(), dead, route)
+    }
 }
 
 fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
@@ -355,7 +420,17 @@ fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
         Ok(chat) => (chat, None),
         Err(error) => (None, Some(Outcome::Undecodable(error).failure(None))),
     };
-    let Identity { key, guard } = Identity::of(&delivery, route.replay_guard);
+    event(delivery, chat, dead, route)
+}
+
+fn event(
+    delivery: RawDelivery,
+    chat: Option<String>,
+    dead: Option<Failure>,
+    route: &Route,
+) -> NewEvent {
+    let is_guarded = route.replay_guard && delivery.item().is_none();
+    let Identity { key, guard } = Identity::of(&delivery, is_guarded);
     NewEvent {
         lane: chat.as_deref().map(|chat| Lane::at(&route.name, chat)),
         chat,

@@ -1,9 +1,5 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
-#[allow(
-    dead_code,
-    reason = "the idempotency layer and the inbox read its items"
-)]
 mod batch;
 mod challenge;
 mod description;
@@ -25,7 +21,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sha2::Sha256;
 
 use self::batch::Batch;
-#[allow(unused_imports, reason = "the inbox reads them")]
 pub(crate) use self::batch::{Part, Parts};
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};

@@ -15,7 +15,7 @@ use self::read::Reader;
 use self::split::{MOST_ITEMS, Stop, split};
 use super::Sender;
 use super::pointer::{Pointer, Pointers};
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::event::EventKind;
 
 /// Where the items of a delivery are, and what is read of them.
@@ -115,10 +115,28 @@ pub(crate) struct Part {
     /// Its own. If it has none: the digest of the delivery's key (else of the body), of the item, and of its number among
     /// equal items. Items of one delivery may have equal keys, of which the first counts.
     pub(crate) key: IdempotencyKey,
+    /// Whether it is the item's own, which is signed.
+    pub(crate) has_own_key: bool,
     /// What it has in common with events that it must not overtake: if its path does not say it, that of the delivery.
     pub(crate) order: Option<String>,
     /// A JSON object of at most 4,096 bytes: what its description keeps of what is around it. Items share it.
     pub(crate) kept: Option<Bytes>,
+}
+
+impl Part {
+    /// Returns the item as a delivery of its own, with its place in this one. An item that cannot be read has the event type of
+    /// the delivery.
+    pub(crate) fn delivery(&self, of: &RawDelivery, item: Item) -> RawDelivery {
+        let kind = self.kind.as_ref().unwrap_or(of.kind()).clone();
+        let item = match &self.kept {
+            Some(kept) => item.keep(kept.clone()),
+            None => item,
+        };
+        RawDelivery::received(kind, Some(self.key.clone()), self.body.clone())
+            .with_route(of.route().clone())
+            .with_headers(of.headers().clone())
+            .with_item(item)
+    }
 }
 
 impl Sender {

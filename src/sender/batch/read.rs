@@ -83,6 +83,7 @@ impl<'a> Reader<'a> {
         Part {
             body: self.delivery.body().slice(place.range.clone()),
             kind,
+            has_own_key: own.is_some(),
             key: own.unwrap_or_else(|| self.made_key(item)),
             order: order.map(Cow::into_owned),
             kept: place.path.and_then(|index| self.kept(index, place.frame)),
