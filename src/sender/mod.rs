@@ -1,9 +1,5 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
-#[allow(
-    dead_code,
-    reason = "the idempotency layer and the inbox read its items"
-)]
 mod batch;
 mod challenge;
 mod description;
@@ -26,7 +22,6 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sha2::Sha256;
 
 use self::batch::Batch;
-#[allow(unused_imports, reason = "the inbox reads them")]
 pub(crate) use self::batch::{Part, Parts};
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
@@ -310,13 +305,11 @@ impl Sender {
     }
 
     /// Whether a delivery may have several events.
-    #[allow(dead_code, reason = "for the idempotency layer and the inbox")]
     pub(crate) fn has_batches(&self) -> bool {
         self.described.batch.is_some()
     }
 
     /// Returns the events of a verified delivery.
-    #[allow(dead_code, reason = "for the idempotency layer and the inbox")]
     pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
         let batch = self.described.batch.as_deref();
         batch.map_or(Parts::Whole, |it| it.parts(&self.described.order, delivery))

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use super::cursor::Cursor;
 use super::paths::{Around, Batch, Keep, Key, Kind, Path, Reaches};
 use super::split::{Frame, Place};
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::event::EventKind;
 use crate::sender::key;
 use crate::sender::pointer::{Found, Pointer, Pointers, Unclear};
@@ -30,10 +30,25 @@ pub(crate) struct Part {
     /// Its own. If it has none: the digest of the delivery's key (else of the body), of the item, and of its number among
     /// equal items. Items of one delivery may have equal keys, of which the first counts.
     pub(crate) key: IdempotencyKey,
+    /// Whether it is the item's own, which is signed.
+    pub(crate) has_own_key: bool,
     /// What it has in common with events that it must not overtake: if its path does not say it, that of the delivery.
     pub(crate) order: Option<String>,
     /// A JSON object of at most 4,096 bytes: what its description keeps of what is around it. Items share it.
     pub(crate) kept: Option<Bytes>,
+}
+
+impl Part {
+    /// Returns the item as a delivery of its own, with its place in this one. An item that cannot be read has the event
+    /// type of the delivery.
+    pub(crate) fn delivery(&self, of: &RawDelivery, item: Item) -> RawDelivery {
+        let kind = self.kind.as_ref().unwrap_or(of.kind()).clone();
+        let item = match &self.kept {
+            Some(kept) => item.keep(kept.clone()),
+            None => item,
+        };
+        of.part(kind, self.key.clone(), self.body.clone(), item)
+    }
 }
 
 /// Reads items in their order. What is around several of them is read once.
@@ -100,6 +115,7 @@ impl<'a> Reader<'a> {
         Part {
             body: self.delivery.body().slice(place.range.clone()),
             kind,
+            has_own_key: own.is_some(),
             key: own.unwrap_or_else(|| self.made_key(item)),
             order: order.map(Cow::into_owned),
             kept: place.path.and_then(|index| self.kept(index, place.frame)),
