@@ -186,8 +186,8 @@ impl Item {
         }
     }
 
-    /// Sets what is kept of the delivery beside the item: a JSON object, in which each pointer of
-    /// [`keep`](crate::docs::senders#batches) that found something has its value.
+    /// Sets what is kept of the delivery beside the item: a JSON object, in which each value of
+    /// [`keep`](crate::docs::senders#batches) that was found has the last name of its pointer.
     #[must_use]
     pub fn keep(self, kept: impl Into<Bytes>) -> Self {
         Self {
@@ -208,8 +208,8 @@ impl Item {
         self.count
     }
 
-    /// Returns what is kept of the delivery beside the item, as a JSON object, in which each pointer of
-    /// [`keep`](crate::docs::senders#batches) that found something has its value. `None` if nothing is kept.
+    /// Returns what is kept of the delivery beside the item, as a JSON object, in which each value of
+    /// [`keep`](crate::docs::senders#batches) that was found has the last name of its pointer. `None` if nothing is kept.
     #[must_use]
     pub fn kept(&self) -> Option<&str> {
         str::from_utf8(self.kept.as_deref()?).ok()
@@ -313,6 +313,27 @@ impl RawDelivery {
             content: Arc::new(content),
             attempt: None,
             is_reported: false,
+        }
+    }
+
+    /// Returns an item of this delivery, at the same route.
+    pub(crate) fn part(
+        &self,
+        kind: EventKind,
+        key: IdempotencyKey,
+        body: Bytes,
+        item: Item,
+    ) -> Self {
+        let content = Content {
+            kind,
+            key: Some(key),
+            body,
+            item: Some(Box::new(item)),
+            ..(*self.content).clone()
+        };
+        Self {
+            content: Arc::new(content),
+            ..self.clone()
         }
     }
 
@@ -494,11 +515,11 @@ impl RawDelivery {
     /// use tower_webhook::event::EventKind;
     /// use tower_webhook::{Item, RawDelivery};
     ///
-    /// let item = Item::new(3, 17).keep(r#"{"/destination":"U-1"}"#);
+    /// let item = Item::new(3, 17).keep(r#"{"destination":"U-1"}"#);
     /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}").with_item(item);
     /// let item = delivery.item().unwrap();
     /// assert_eq!(item.to_string(), "item 3 of 17");
-    /// assert_eq!(item.kept(), Some(r#"{"/destination":"U-1"}"#));
+    /// assert_eq!(item.kept(), Some(r#"{"destination":"U-1"}"#));
     /// ```
     #[must_use]
     pub fn item(&self) -> Option<&Item> {

@@ -48,15 +48,15 @@ pub(super) struct Description {
     untagged,
     expecting = "use a header, a JSON pointer, or `{ join = [...] }` with several of them"
 )]
-pub(super) enum KeyField {
+enum KeyField {
     One(String),
     Joined(Joined),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Joined {
-    pub(super) join: Vec<String>,
+struct Joined {
+    join: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -64,7 +64,7 @@ pub(super) struct Joined {
     untagged,
     expecting = "use a header, a JSON pointer, or a list of JSON pointers"
 )]
-pub(super) enum First {
+enum First {
     One(String),
     Several(Vec<String>),
 }

@@ -4,6 +4,7 @@ mod batch;
 mod challenge;
 mod description;
 mod expected;
+pub(crate) mod key;
 mod pointer;
 mod profiles;
 mod query;
@@ -77,15 +78,6 @@ pub(crate) struct Described {
     /// Boxed, since most have none.
     batch: Option<Box<Batch>>,
     challenges: Vec<Challenge>,
-}
-
-/// The longest key in bytes that is taken from a body or joined.
-pub(crate) const LONGEST_KEY: usize = 1024;
-
-/// Several texts as one key.
-pub(crate) fn joined(texts: &[Cow<'_, str>]) -> serde_json::Result<String> {
-    // A separator alone could stand in a part, too.
-    serde_json::to_string(texts)
 }
 
 impl Described {
@@ -310,6 +302,17 @@ impl Sender {
     /// Where an event says which others it must not overtake: empty if it does not.
     pub(crate) fn order(&self) -> &Pointers {
         &self.described.order
+    }
+
+    /// Whether a delivery may have several events.
+    pub(crate) fn has_batches(&self) -> bool {
+        self.described.batch.is_some()
+    }
+
+    /// Returns the events of a verified delivery.
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        let batch = self.described.batch.as_deref();
+        batch.map_or(Parts::Whole, |it| it.parts(&self.described.order, delivery))
     }
 
     pub(crate) fn described(&self) -> &Described {
