@@ -12,13 +12,14 @@ mod scheme;
 mod timestamp;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use sha2::Sha256;
 
 use self::batch::Batch;
@@ -33,7 +34,8 @@ pub(crate) use self::scheme::{
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
+use crate::verified::Verified;
 
 /// The side that sends deliveries: how it signs them, where key and event type stand, and when it retries.
 ///
@@ -352,6 +354,36 @@ impl Sender {
             headers.insert(name, key.value().clone());
         }
         headers
+    }
+}
+
+/// A sender of deliveries of several events, and which event types its route keeps. Requests carry it.
+#[derive(Clone)]
+pub(crate) struct Batches {
+    sender: Sender,
+    kept: Option<Arc<BTreeSet<EventKind>>>,
+}
+
+impl Batches {
+    pub(crate) fn new(sender: Sender, kept: Option<Arc<BTreeSet<EventKind>>>) -> Self {
+        Self { sender, kept }
+    }
+
+    /// That of a request whose delivery is not yet split.
+    #[inline]
+    pub(crate) fn of(request: &Request<Verified>) -> Option<Self> {
+        if !request.body().may_have_items() {
+            return None;
+        }
+        request.extensions().get().cloned()
+    }
+
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        self.sender.parts(delivery)
+    }
+
+    pub(crate) fn keeps(&self, kind: &EventKind) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
     }
 }
 

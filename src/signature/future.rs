@@ -131,7 +131,7 @@ where
                     config,
                 } => {
                     let received = ready!(receive.poll(cx));
-                    let Some((parts, inner)) = rest.take() else {
+                    let Some((mut parts, inner)) = rest.take() else {
                         // It is polled after its end: no panic, and no second run.
                         return Poll::Pending;
                     };
@@ -142,6 +142,10 @@ where
                         // Filtered after the verification, so that a forged delivery learns nothing about what is kept.
                         Ok(Read::Event(verified)) if config.keeps(&verified) => {
                             watch.verified(verified.delivery(), &parts);
+                            let verified = match config.sender.has_batches() {
+                                true => config.with_items(verified, &mut parts),
+                                false => verified,
+                            };
                             let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
                             continue;
