@@ -299,3 +299,22 @@ async fn a_full_backlog_refuses_a_batch_whole() {
     full.send(first).await.assert_replayed();
     assert_eq!(full.records().await.len(), 2);
 }
+
+#[tokio::test]
+async fn event_types_are_kept_by_item() {
+    let only = |webhooks: Webhooks| webhooks.keep_only([EventKind::from_static("opened")]);
+    let place = Place::with(MemoryQueue::new(), acme(json!({"kind": "/type"})), only);
+    let item = |id: u8, kind| format!(r#"{{"id":{id},"type":"{kind}"}}"#);
+    let of = |items: &[String]| format!(r#"{{"type":"t","events":[{}]}}"#, items.join(","));
+    let both = of(&[item(1, "closed"), item(2, "opened"), "17".to_owned()]);
+    place.send(&both).await.assert_ok();
+    place.send(&of(&[item(3, "closed")])).await.assert_ok();
+    place.send(&item(4, "closed")).await.assert_ok();
+    let records = place.records().await;
+    assert_eq!(bodies(&records), [&*item(2, "opened"), "17"]);
+    let numbers: Vec<_> = records
+        .iter()
+        .map(|record| record.item.as_ref().unwrap().to_string())
+        .collect();
+    assert_eq!(numbers, ["item 2 of 3", "item 3 of 3"]);
+}
