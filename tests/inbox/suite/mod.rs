@@ -85,7 +85,9 @@ pub(crate) use self::handlers::{
     absence_is_counted_while_others_are_there, handlers_are_noted, handlers_are_retired,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
+pub(crate) use self::inline::{
+    batches_wait_for_what_is_handled_inline, full_inboxes_know_what_was_handled_inline,
+};
 pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
