@@ -30,7 +30,7 @@ use crate::deadline::Deadline;
 use crate::delivery::{Item, RawDelivery};
 use crate::idempotency;
 use crate::outcome::{Outcome, name};
-use crate::sender::{Part, Parts};
+use crate::sender::{Batches, Part, Parts};
 use crate::store::{EventKey, Identity, StoreError};
 use crate::task::AbortOnDrop;
 use crate::telemetry::Kept;
@@ -138,16 +138,22 @@ impl Service<Request<Verified>> for Accept {
         let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
         let (answer, answered) = oneshot::channel();
         let headers = headers::kept(request.headers(), &self.inbox.settings.keep_headers);
+        let batches = Batches::of(&request);
         let mut delivery = request.into_body().into_delivery();
         if !headers.is_empty() {
             delivery = delivery.with_headers(headers);
         }
         match Waits::begin(&self.inbox, delivery.body().len(), self.route.max_waiting) {
             Some(waits) => {
-                let route = Arc::clone(&self.route);
+                let (inbox, route) = (self.inbox.clone(), Arc::clone(&self.route));
+                let accepting = async move {
+                    match events(delivery, batches, &route) {
+                        Ok(events) => accept(inbox, route, events, answer, waits).await,
+                        Err(outcome) => _ = answer.send(Ok(outcome)),
+                    }
+                };
                 // Boxed, because a task is copied several times.
-                let accepting =
-                    Box::pin(accept(self.inbox.clone(), route, delivery, answer, waits));
+                let accepting = Box::pin(accepting);
                 // A task, because an event that was taken must be handled even if the client disconnects.
                 tokio::spawn(accepting.in_current_span());
             }
@@ -247,20 +253,17 @@ display!(Refusal, |it| it.row().detail);
 
 impl Error for Refusal {}
 
-/// Stores a delivery, answers it, and handles the event if it was taken in the same step.
+/// Stores the events of a delivery, answers it, and handles the event that was taken in the same step.
 async fn accept(
     inbox: Inbox,
     route: Arc<Route>,
-    delivery: RawDelivery,
+    events: Arc<[NewEvent]>,
     answer: oneshot::Sender<Answered>,
     waits: Waits,
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
-    let events = events(delivery, &route);
     let (Some(first), Some(last)) = (events.first(), events.last()) else {
-        // An empty batch.
-        let _ = answer.send(Ok(Outcome::Accepted));
         return;
     };
     if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
@@ -353,22 +356,27 @@ fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
     })
 }
 
-/// The events of a delivery: one, unless it is a batch.
-fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
-    let parts = match &route.batches {
-        Some(sender) => sender.parts(&delivery),
-        None => Parts::Whole,
+/// The events of a delivery: one, unless it is a batch. The outcome if none is to be stored.
+fn events(
+    delivery: RawDelivery,
+    batches: Option<Batches>,
+    route: &Route,
+) -> Result<Arc<[NewEvent]>, Outcome> {
+    let Some(batches) = batches else {
+        return Ok([new_event(delivery, route)].into());
     };
-    let parts = match parts {
+    let parts = match batches.parts(&delivery) {
+        Parts::Items(parts) if parts.is_empty() => return Err(Outcome::Accepted),
         Parts::Items(parts) => parts,
-        Parts::Whole => return [new_event(delivery, route)].into(),
+        Parts::Whole if !batches.keeps(delivery.kind()) => return Err(Outcome::Filtered),
+        Parts::Whole => return Ok([new_event(delivery, route)].into()),
         Parts::TooMany => {
             let reason = "the delivery has more than 10,000 items, which are not taken apart";
-            return [NewEvent {
+            return Ok([NewEvent {
                 dead: Some(Failure::new(name::UNDECODABLE, reason)),
                 ..new_event(delivery, route)
             }]
-            .into();
+            .into());
         }
     };
     let (count, number) = (
@@ -386,7 +394,12 @@ fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
             route,
         )
     };
-    (1..).zip(parts).map(item).collect()
+    let keeps = |(_, part): &(u32, Part)| part.kind.as_ref().map_or(true, |it| batches.keeps(it));
+    let events: Arc<[_]> = (1..).zip(parts).filter(keeps).map(item).collect();
+    match events.is_empty() {
+        true => Err(Outcome::Filtered),
+        false => Ok(events),
+    }
 }
 
 fn item_event(
