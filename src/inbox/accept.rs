@@ -381,9 +381,8 @@ fn events(
     let number = fastrand::i64(..);
     // The body of the delivery is guarded, under a key that is not signed.
     let guard = Identity::of(&delivery, route.replay_guard).guard;
-    let keeps = |part: &Part| part.kind.as_ref().is_ok_and(|kind| batches.keeps(kind));
-    let parts = (1..).zip(parts);
-    let kept = parts.filter(|(_, part)| part.kind.is_err() || keeps(part));
+    let keeps = |(_, part): &(u32, Part)| part.kind.as_ref().map_or(true, |it| batches.keeps(it));
+    let kept = (1..).zip(parts).filter(keeps);
     let event = |(at, part)| {
         let item = Item::new(at, count).in_delivery(number);
         item_event(part, &delivery, item, guard, route)
