@@ -145,15 +145,10 @@ impl Service<Request<Verified>> for Accept {
         }
         match Waits::begin(&self.inbox, delivery.body().len(), self.route.max_waiting) {
             Some(waits) => {
-                let (inbox, route) = (self.inbox.clone(), Arc::clone(&self.route));
-                let accepting = async move {
-                    match events(delivery, batches, &route) {
-                        Ok(events) => accept(inbox, route, events, answer, waits).await,
-                        Err(outcome) => _ = answer.send(Ok(outcome)),
-                    }
-                };
+                let route = Arc::clone(&self.route);
                 // Boxed, because a task is copied several times.
-                let accepting = Box::pin(accepting);
+                let inbox = self.inbox.clone();
+                let accepting = Box::pin(accept(inbox, route, delivery, batches, answer, waits));
                 // A task, because an event that was taken must be handled even if the client disconnects.
                 tokio::spawn(accepting.in_current_span());
             }
@@ -253,23 +248,26 @@ display!(Refusal, |it| it.row().detail);
 
 impl Error for Refusal {}
 
-/// Stores the events of a delivery, answers it, and handles the event that was taken in the same step.
+/// Stores a delivery, answers it, and handles the event if it was taken in the same step.
 async fn accept(
     inbox: Inbox,
     route: Arc<Route>,
-    events: Arc<[NewEvent]>,
+    delivery: RawDelivery,
+    batches: Option<Batches>,
     answer: oneshot::Sender<Answered>,
     waits: Waits,
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
-    let (Some(first), Some(last)) = (events.first(), events.last()) else {
-        return;
+    let events = match events(delivery, batches.as_ref(), &route) {
+        Ok(events) => events,
+        Err(outcome) => {
+            let _ = answer.send(Ok(outcome));
+            return;
+        }
     };
     if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
-        // What was stored in one step is known as a whole.
-        && !(shared.has(&first.delivery, limits.store_timeout).await
-            && (events.len() == 1 || shared.has(&last.delivery, limits.store_timeout).await))
+        && !shared.has_all(&events, limits.store_timeout).await
     {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
@@ -356,10 +354,10 @@ fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
     })
 }
 
-/// The events of a delivery: one, unless it is a batch. The outcome if none is to be stored.
+/// The events of a delivery: one, unless it is a batch. If there is none, how it ends.
 fn events(
     delivery: RawDelivery,
-    batches: Option<Batches>,
+    batches: Option<&Batches>,
     route: &Route,
 ) -> Result<Arc<[NewEvent]>, Outcome> {
     let Some(batches) = batches else {
@@ -372,30 +370,24 @@ fn events(
         Parts::Whole => return Ok([new_event(delivery, route)].into()),
         Parts::TooMany => {
             let reason = "the delivery has more than 10,000 items, which are not taken apart";
-            return Ok([NewEvent {
+            let dead = NewEvent {
                 dead: Some(Failure::new(name::UNDECODABLE, reason)),
                 ..new_event(delivery, route)
-            }]
-            .into());
+            };
+            return Ok([dead].into());
         }
     };
-    let (count, number) = (
-        u32::try_from(parts.len()).unwrap_or(u32::MAX),
-        fastrand::i64(..),
-    );
+    let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+    let number = fastrand::i64(..);
     // The body of the delivery is guarded, under a key that is not signed.
     let guard = Identity::of(&delivery, route.replay_guard).guard;
-    let item = |(at, part)| {
-        item_event(
-            part,
-            &delivery,
-            Item::new(at, count).in_delivery(number),
-            guard,
-            route,
-        )
-    };
     let keeps = |(_, part): &(u32, Part)| part.kind.as_ref().map_or(true, |it| batches.keeps(it));
-    let events: Arc<[_]> = (1..).zip(parts).filter(keeps).map(item).collect();
+    let kept = (1..).zip(parts).filter(keeps);
+    let event = |(at, part)| {
+        let item = Item::new(at, count).in_delivery(number);
+        item_event(part, &delivery, item, guard, route)
+    };
+    let events: Arc<[_]> = kept.map(event).collect();
     match events.is_empty() {
         true => Err(Outcome::Filtered),
         false => Ok(events),
