@@ -158,6 +158,8 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
+    /// What it has in common with those that it must not overtake, if a verifier said so.
+    order: Option<Box<str>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
     lent: Option<Arc<dyn Any + Send + Sync>>,
 }
@@ -219,6 +221,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
+            order: None,
             lent: None,
         };
         Self {
@@ -259,6 +262,16 @@ impl RawDelivery {
     pub fn with_route(mut self, route: RouteName) -> Self {
         Arc::make_mut(&mut self.content).route = route;
         self
+    }
+
+    /// Sets what it has in common with those that it must not overtake.
+    pub(crate) fn set_order(&mut self, order: String) {
+        Arc::make_mut(&mut self.content).order = Some(order.into());
+    }
+
+    /// Returns what a verifier said that it has in common with those that it must not overtake.
+    pub(crate) fn order(&self) -> Option<&str> {
+        self.content.order.as_deref()
     }
 
     /// Lends what its route sets to the handler.
@@ -386,7 +399,7 @@ impl RawDelivery {
         self.content.headers.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns the body as it was received and signed.
+    /// Returns the body as it was received and signed, or what a [`Proof`](crate::signature::Proof) has in its place.
     #[must_use]
     pub fn body(&self) -> &Bytes {
         &self.content.body

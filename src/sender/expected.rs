@@ -22,7 +22,9 @@ impl Described {
             SignatureError::Malformed => format!("{} with {}", one_of(signatures()), scheme.form()),
             SignatureError::Incomplete => one_of(scheme.incomplete(headers)),
             SignatureError::Timestamp => scheme.time_form()?,
-            SignatureError::Stale { .. } | SignatureError::Wrong => return None,
+            SignatureError::Stale { .. } | SignatureError::Wrong | SignatureError::Other(_) => {
+                return None;
+            }
         })
     }
 }

@@ -151,6 +151,15 @@ impl Claim {
         })
     }
 
+    /// What a tag in base64 claims, of a text that is none of a description.
+    pub(crate) fn in_base64(tag: &[u8], algorithm: Algorithm) -> Result<Self, SignatureError> {
+        let tag = Tag::decode(tag, algorithm, Some(Coding::Base64));
+        Ok(Self {
+            tags: Tags::One(tag.ok_or(SignatureError::Malformed)?),
+            around: None,
+        })
+    }
+
     #[inline]
     pub(crate) fn before(&self) -> &[u8] {
         self.around.as_ref().map_or(b"", |around| &around[0])
@@ -269,6 +278,8 @@ pub enum SignatureError {
     },
     /// The value is wrong for every secret.
     Wrong,
+    /// Another reason, which a [`Verifier`](crate::signature::Verifier) gives.
+    Other(&'static str),
 }
 
 impl SignatureError {
@@ -284,6 +295,7 @@ impl SignatureError {
             Self::Timestamp => "the timestamp is missing or not in the sender's form",
             Self::Stale { .. } => "the timestamp is too old or too far ahead",
             Self::Wrong => "the signature is wrong for every secret",
+            Self::Other(reason) => reason,
         }
     }
 }

@@ -129,6 +129,14 @@ impl How {
         coding: SecretCoding::Text,
     };
 
+    /// Under the secret's text.
+    pub(super) fn by(algorithm: Algorithm) -> Self {
+        Self {
+            algorithm,
+            ..Self::PLAIN
+        }
+    }
+
     pub(super) fn of(scheme: &Scheme) -> Self {
         Self {
             algorithm: scheme.algorithm,

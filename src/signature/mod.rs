@@ -38,6 +38,7 @@ mod refusal;
 mod secret;
 mod service;
 mod sign;
+mod verifier;
 mod verify;
 
 pub(crate) use self::buffer::MAX_BUFFERED;
@@ -48,7 +49,8 @@ pub use self::public_key::PublicKey;
 pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
-pub use crate::sender::SignatureError;
+pub use self::verifier::{Mailgun, Proof, Twilio, Verdict, Verifier, VerifierError};
+pub use crate::sender::{Reply, SignatureError};
 
 #[cfg(test)]
 mod tests {

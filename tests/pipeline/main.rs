@@ -22,3 +22,4 @@ mod sockets;
 mod telemetry;
 mod tower_http;
 mod tracing;
+mod verifiers;
