@@ -42,7 +42,7 @@ impl Place {
 
 impl Scheme {
     /// How the tag is written, with what stands around it.
-    fn form(&self) -> String {
+    pub(super) fn form(&self) -> String {
         let bytes = match self.algorithm {
             Algorithm::HmacSha256 => 32,
             Algorithm::HmacSha1 => 20,

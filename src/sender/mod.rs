@@ -3,9 +3,11 @@
 mod challenge;
 mod description;
 mod expected;
+mod explain;
 mod pointer;
 mod profiles;
 mod query;
+mod sample;
 mod scheme;
 mod timestamp;
 
@@ -21,6 +23,8 @@ use sha2::Sha256;
 
 pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
+pub use self::explain::{Finding, Step};
+pub(crate) use self::explain::{digest_of, start_of};
 use self::pointer::Pointers;
 use self::query::Query;
 pub(crate) use self::query::decode;

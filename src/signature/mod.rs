@@ -27,6 +27,7 @@ mod buffer;
 mod checked;
 mod compare;
 mod config;
+mod explain;
 mod future;
 mod headers;
 #[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]
@@ -42,6 +43,7 @@ mod verifier;
 mod verify;
 
 pub(crate) use self::buffer::MAX_BUFFERED;
+pub use self::explain::Explanation;
 pub use self::future::ResponseFuture;
 pub use self::layer::SignatureLayer;
 #[cfg(feature = "public-keys")]
@@ -50,7 +52,7 @@ pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
 pub use self::verifier::{Mailgun, Proof, Twilio, Verdict, Verifier, VerifierError};
-pub use crate::sender::{Reply, SignatureError};
+pub use crate::sender::{Finding, Reply, SignatureError, Step};
 
 #[cfg(test)]
 mod tests {
