@@ -11,7 +11,7 @@ use crate::event::{EventKind, sample};
 
 impl Sender {
     /// Returns a made-up delivery for [`sign`](Self::sign): a JSON object with event type, key and time where this sender has
-    /// them in the body, and otherwise their headers. Bodies of different keys differ, except for the chat platform's kinds, which
+    /// them in the body, or else as `type` and `id`, and the headers of a joined key. Bodies of different keys differ, except for the chat platform's kinds, which
     /// have the payload of [`sample`].
     ///
     /// ```
@@ -62,6 +62,7 @@ impl Sender {
         if let Value::Object(fields) = &mut body {
             // Equal bodies under different keys are a replay.
             fields.entry("id").or_insert_with(|| json!(text));
+            fields.entry("type").or_insert_with(|| json!(kind.as_str()));
         }
         let delivery = RawDelivery::new(kind.clone(), body.to_string()).with_key(key.clone());
         Ok(delivery.with_headers(headers))

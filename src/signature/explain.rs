@@ -11,6 +11,7 @@ use super::headers::{declared_length, kind_and_key};
 use super::refusal::Refusal;
 use super::secret::{Secret, Secrets};
 use super::sign::check;
+use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::sender::{Claim, Finding, Scheme, Sender, SignatureError, Step, digest_of, start_of};
 
@@ -222,6 +223,12 @@ impl Sender {
         }
         match kind_and_key(headers, body, self, false) {
             Ok((kind, key)) => {
+                // The layer passes it on, and what is behind it does not handle it.
+                if let Err(error) = RawDelivery::new(kind.clone(), body.clone()).json() {
+                    let text =
+                        format!("no handler gets it, as by `undecodable`: {}", Chain(&error));
+                    steps.push(Step::note(text));
+                }
                 let key = key.map_or("it has no key".to_owned(), |it| {
                     format!("its key is `{it}`")
                 });

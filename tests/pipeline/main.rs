@@ -8,6 +8,7 @@ mod builder;
 mod cancellation;
 mod compile_errors;
 mod decision;
+mod explained;
 mod extractor;
 #[cfg(feature = "moka")]
 mod kept;

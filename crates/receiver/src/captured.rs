@@ -50,8 +50,8 @@ pub(crate) fn read(text: &[u8]) -> Result<Captured, Unreadable> {
         let whole;
         (whole, rest) = next(rest);
         let of_curl = whole.strip_prefix(b">");
-        // What it says of the connection, before the request.
-        if !has_begun && (whole.is_empty() || whole.starts_with(b"* ")) {
+        // What stands before the request: of the connection by `curl`, and of the answer by `receiver send`.
+        if !has_begun && (whole.is_empty() || whole.starts_with(b"* ") || whole.starts_with(b"#")) {
             continue;
         }
         is_curl |= !has_begun && of_curl.is_some();
@@ -171,9 +171,11 @@ fn body(rest: &[u8], headers: &mut HeaderMap, notes: &mut Vec<String>) -> Vec<u8
         .get("content-length")
         .and_then(|it| it.to_str().ok()?.parse::<usize>().ok());
     match declared {
-        Some(length) if length < rest.len() && rest[length..].trim_ascii().is_empty() => {
+        Some(length) if length < rest.len() => {
             let more = rest.len() - length;
-            notes.push(format!("{more} bytes of blanks and line ends after the body are left out, since `Content-Length` is {length}"));
+            notes.push(format!(
+                "{more} bytes after the body are left out, since `Content-Length` is {length}"
+            ));
             rest[..length].to_vec()
         }
         None if rest.ends_with(b"\n") => {
@@ -223,6 +225,7 @@ mod tests {
             "\u{feff}POST /a?b=1 HTTP/1.1\nx-a: 1\nx-a: 2\ncontent-length: 2\n\n{}",
             "*   Trying 127.0.0.1:3000...\n* Connected\n> POST /a?b=1 HTTP/1.1\n> X-A: 1\n> X-A: 2\n> Content-Length: 2\n>\n{}",
             "> POST /a?b=1 HTTP/1.1\r\n> X-A: 1\r\n* a note\r\n> X-A: 2\r\n> Content-Length: 2\r\n> \r\n{}\r\n\r\n",
+            "#1 200 OK in 1ms\n> POST /a?b=1 HTTP/1.1\n> X-A: 1\n> X-A: 2\n> Content-Length: 2\n>\n{}\n#2 200 OK",
             ":method: POST\n:path: /a?b=1\n:scheme: https\nx-a: 1\nx-a: 2\ncontent-length: 2\n\n{}",
         ] {
             let Captured { request, .. } = read_text(text);

@@ -115,7 +115,7 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     let mut summary = Summary::default();
     while let Some(answer) = answers.next().await {
         if answer.number <= LINES || all_lines {
-            writeln!(io::stdout(), "{}{answer}", answer.sent)?;
+            write!(io::stdout(), "{answer}\n{}", answer.sent)?;
         }
         summary.add(answer);
     }
@@ -284,10 +284,10 @@ const LONGEST: usize = 4096;
 fn shown(request: &Request<Bytes>, number: u64) -> String {
     let (headers, body) = (request.headers(), request.body());
     let length = body.len();
-    if number > 1 {
-        return format!("#{number} sent: {length} bytes\n");
-    }
     let target = request.uri().path_and_query().map_or("/", |it| it.as_str());
+    if number > 1 {
+        return format!("> {} {target} with {length} bytes\n", request.method());
+    }
     let mut shown = format!("> {} {target} HTTP/1.1\n", request.method());
     for (name, value) in headers {
         let value = match value.is_sensitive() {
@@ -297,11 +297,10 @@ fn shown(request: &Request<Bytes>, number: u64) -> String {
         shown += &format!("> {name}: {}\n", printable(&value));
     }
     shown += &format!("> content-length: {length}\n>\n");
-    let text = str::from_utf8(body).ok().filter(|_| length <= LONGEST);
-    let text = text.filter(|it| !it.contains(|char| char != '\n' && is_control(char)));
-    shown += text.unwrap_or("(a body that is not printed)");
-    shown += "\n";
-    shown
+    let is_shown =
+        |it: &&str| length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char));
+    let text = str::from_utf8(body).ok().filter(is_shown);
+    shown + text.unwrap_or("(a body that is not printed)") + "\n"
 }
 
 struct Answer {
