@@ -158,10 +158,16 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
-    /// What it has in common with those that it must not overtake, if a verifier said so.
-    order: Option<Box<str>>,
+    /// Of a verifier. Boxed, because most senders need none.
+    noted: Option<Box<Noted>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
     lent: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+#[derive(Clone)]
+struct Noted {
+    order: Option<String>,
+    has_success: bool,
 }
 
 #[derive(Clone)]
@@ -221,7 +227,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
-            order: None,
+            noted: None,
             lent: None,
         };
         Self {
@@ -264,14 +270,23 @@ impl RawDelivery {
         self
     }
 
-    /// Sets what it has in common with those that it must not overtake.
-    pub(crate) fn set_order(&mut self, order: String) {
-        Arc::make_mut(&mut self.content).order = Some(order.into());
+    /// Notes what a verifier said that it has in common with those that it must not overtake, and whether that has an answer
+    /// of its own for a success.
+    pub(crate) fn note(&mut self, order: Option<String>, has_success: bool) {
+        if order.is_some() || has_success {
+            let noted = Noted { order, has_success };
+            Arc::make_mut(&mut self.content).noted = Some(Box::new(noted));
+        }
     }
 
     /// Returns what a verifier said that it has in common with those that it must not overtake.
     pub(crate) fn order(&self) -> Option<&str> {
-        self.content.order.as_deref()
+        self.content.noted.as_ref()?.order.as_deref()
+    }
+
+    /// Whether its verifier has an answer of its own for a success.
+    pub(crate) fn has_own_success(&self) -> bool {
+        (self.content.noted.as_ref()).is_some_and(|it| it.has_success)
     }
 
     /// Lends what its route sets to the handler.

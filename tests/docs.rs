@@ -260,6 +260,8 @@ fn pages_have_at_most_16_000_words_and_150_for_each_profile() {
     let count = |path: PathBuf| read(&path).split_whitespace().count();
     let words: usize = pages.chain(others).map(count).sum();
     let profiles = files_in(&root().join("src/sender/profiles"), "json").len();
+    // Of those that are code: Twilio and Mailgun.
+    let profiles = profiles + 2;
     assert!(words <= 16_000 + 150 * profiles, "{words} words");
     let lines = read(&root().join("CHANGELOG.md")).lines().count();
     assert!(lines <= 60, "CHANGELOG has {lines} lines");

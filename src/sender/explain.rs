@@ -172,7 +172,7 @@ impl Scheme {
             Some(Coding::Base64) if tag.iter().any(|it| b"-_".contains(it)) => {
                 "base64 for URLs, with `-` and `_`".to_owned()
             }
-            Some(Coding::Base64) if length % 4 != 0 => {
+            Some(Coding::Base64) if !length.is_multiple_of(4) => {
                 "base64 without all of its padding".to_owned()
             }
             _ => format!("{length} bytes of another form"),

@@ -125,7 +125,6 @@ impl<S, B, ResBody> Future for ResponseFuture<S, B>
 where
     S: Service<Request<Verified>, Response = Response<ResBody>>,
     B: Body<Error: Into<BoxError>>,
-    ResBody: Body,
 {
     type Output = Result<Response<ResponseBody<ResBody>>, S::Error>;
 
@@ -211,7 +210,7 @@ where
                     success,
                 } => {
                     let mut result = ready!(future.poll(cx));
-                    let success = success.take().filter(|_| is_empty_success(&result));
+                    let success = success.take().filter(|_| is_own_success(&result));
                     span.finish(match (&mut result, kind.take()) {
                         (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
@@ -270,10 +269,10 @@ fn verifying(head: Parts, body: Bytes, share: Share, config: &Config) -> Option<
     )))
 }
 
-/// Whether a response says that all is well, and no more.
+/// Whether this crate answers that all is well, and not a service of another one, which has a body of its own.
 #[cold]
-fn is_empty_success<B: Body, E>(result: &Result<Response<B>, E>) -> bool {
-    (result.as_ref()).is_ok_and(|it| it.status().is_success() && it.body().is_end_stream())
+fn is_own_success<B, E>(result: &Result<Response<B>, E>) -> bool {
+    (result.as_ref()).is_ok_and(|it| it.status().is_success() && Decision::is_own(it))
 }
 
 /// What an observer may keep of a request that is refused.
@@ -452,9 +451,7 @@ fn judged(
         return Err(Refusal::MissingKey);
     }
     let mut delivery = RawDelivery::received(proof.kind, proof.key, proof.body.unwrap_or(body));
-    if let Some(order) = proof.order {
-        delivery.set_order(order);
-    }
+    delivery.note(proof.order, config.success.is_some());
     Ok(event(delivery, proof.secret, config, span))
 }
 

@@ -94,7 +94,6 @@ impl<S, B, ResBody> Service<Request<B>> for Signature<S>
 where
     S: Service<Request<Verified>, Response = Response<ResBody>> + Clone,
     B: Body<Error: Into<BoxError>>,
-    ResBody: Body,
 {
     type Response = Response<ResponseBody<ResBody>>;
     type Error = S::Error;

@@ -327,17 +327,6 @@ fn what_cannot_be_read_is_misuse() {
             &["github", &request, "--secret", "s", "--body", &none],
             "has a body beside --body",
         ),
-        (
-            &[
-                "github",
-                &request,
-                "--secret",
-                "s",
-                "--sender-url",
-                "https://a",
-            ],
-            "",
-        ),
     ] {
         let ended = verify(args);
         assert_eq!(ended.code, 2, "{args:?}: {ended:?}");

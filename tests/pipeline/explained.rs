@@ -522,7 +522,7 @@ fn odd_requests_are_explained_too() {
             let value = HeaderValue::from_bytes(value).unwrap();
             request.headers_mut().insert(&header, value);
             let explained = known.explain(&request);
-            assert_eq!(explained.is_accepted(), false, "{}", known.name());
+            assert!(!explained.is_accepted(), "{}", known.name());
             let most = explained
                 .steps()
                 .iter()

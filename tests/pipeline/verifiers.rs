@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::{FutureExt, stream};
 use http::request::Parts;
-use http::{Method, Request, Response};
+use http::{HeaderValue, Method, Request, Response};
 use http_body::Frame;
 use http_body_util::{Full, StreamBody};
 use serde_json::{Value, json};
@@ -380,7 +380,7 @@ impl Verifier for Acme {
     }
 
     fn admit(&self, head: &Parts) -> Result<(), SignatureError> {
-        match head.headers.get("x-head").map(|it| it.as_bytes()) {
+        match head.headers.get("x-head").map(HeaderValue::as_bytes) {
             Some(b"refuse") => Err(SignatureError::Other("the head says so")),
             Some(b"panic") => panic!("no CRM"),
             _ => Ok(()),

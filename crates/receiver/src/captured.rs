@@ -94,10 +94,10 @@ pub(crate) fn read(text: &[u8]) -> Result<Captured, Unreadable> {
         match name {
             b":method" => {
                 method = Method::from_bytes(value)
-                    .map_err(|_| wrong(line, "it has no method of HTTP"))?
+                    .map_err(|_| wrong(line, "it has no method of HTTP"))?;
             }
             b":path" => {
-                uri = Uri::try_from(value).map_err(|_| wrong(line, "it has no path of a URL"))?
+                uri = Uri::try_from(value).map_err(|_| wrong(line, "it has no path of a URL"))?;
             }
             [b':', ..] => {}
             _ => {

@@ -145,9 +145,9 @@ pub trait Verifier: Send + Sync + 'static {
     /// Why it is refused, or cannot be decided now.
     async fn verify(&self, request: &Request<Bytes>) -> Result<Verdict, VerifierError>;
 
-    /// Returns what a delivery is answered with in place of a success with an empty body, as an
-    /// [`EventRouter`](crate::EventRouter), an inbox and the recognition of duplicates answer: by default, nothing takes its
-    /// place. An answer with a body, such as one of a service of your own, stays as it is. It is called once, at the start.
+    /// Returns what a delivery is answered with that an [`EventRouter`](crate::EventRouter), an inbox or the recognition of
+    /// duplicates answers with 200: by default, with an empty body. The answer of a service of your own stays as it is. It is
+    /// called once, at the start.
     fn success(&self) -> Option<Reply> {
         None
     }
