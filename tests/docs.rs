@@ -252,7 +252,7 @@ fn readme_begins_with_a_program_and_is_short() {
 
 /// As `wc -w` counts.
 #[test]
-fn pages_have_at_most_16_000_words_and_150_for_each_profile() {
+fn pages_have_at_most_17_000_words_and_150_for_each_profile() {
     let pages = files_in(&root().join(PAGES), "md").into_iter();
     let products = files_in(&root().join("crates"), "md").into_iter();
     let pages = pages.chain(products);
@@ -260,9 +260,7 @@ fn pages_have_at_most_16_000_words_and_150_for_each_profile() {
     let count = |path: PathBuf| read(&path).split_whitespace().count();
     let words: usize = pages.chain(others).map(count).sum();
     let profiles = files_in(&root().join("src/sender/profiles"), "json").len();
-    // Of those that are code: Twilio and Mailgun.
-    let profiles = profiles + 2;
-    assert!(words <= 16_000 + 150 * profiles, "{words} words");
+    assert!(words <= 17_000 + 150 * profiles, "{words} words");
     let lines = read(&root().join("CHANGELOG.md")).lines().count();
     assert!(lines <= 60, "CHANGELOG has {lines} lines");
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Deserializer, de};
 
+use super::batch::BatchDescription;
 use super::challenge::{Answer, Challenge, Proof, Source};
 use super::pointer::{Pointer, Pointers};
 use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
@@ -25,6 +26,8 @@ pub(super) struct Description {
     kind: Option<First>,
     /// Where an event says which others it must not overtake.
     order: Option<First>,
+    /// Where the events of a delivery of several are.
+    batch: Option<BatchDescription>,
     /// What `{url}` stands for.
     pub(super) url: Option<String>,
     /// The sender sends equal bodies on purpose, so they are no replay.
@@ -220,6 +223,12 @@ impl Description {
                 Some(First::One(text)) => pointers("order", slice::from_ref(text))?,
                 Some(First::Several(list)) => pointers("order", list)?,
             },
+            batch: self
+                .batch
+                .as_ref()
+                .map(BatchDescription::batch)
+                .transpose()?
+                .map(Box::new),
             challenges: challenges.collect::<Result<_, _>>()?,
         };
         Ok(Sender::new(described, policy))

@@ -1,9 +1,11 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
+mod batch;
 mod challenge;
 mod description;
 mod expected;
 mod explain;
+pub(crate) mod key;
 mod pointer;
 mod profiles;
 mod query;
@@ -12,15 +14,18 @@ mod scheme;
 mod timestamp;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
 use sha2::Sha256;
 
+use self::batch::Batch;
+pub(crate) use self::batch::{Part, Parts};
 pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 pub use self::explain::{Finding, Step};
@@ -34,7 +39,8 @@ pub(crate) use self::scheme::{
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
+use crate::verified::Verified;
 
 /// The side that sends deliveries: how it signs them, where key and event type stand, and when it retries.
 ///
@@ -76,6 +82,8 @@ pub(crate) struct Described {
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
     order: Pointers,
+    /// Boxed, since most have none.
+    batch: Option<Box<Batch>>,
     challenges: Vec<Challenge>,
 }
 
@@ -328,6 +336,17 @@ impl Sender {
         &self.described.order
     }
 
+    /// Whether a delivery may have several events.
+    pub(crate) fn has_batches(&self) -> bool {
+        self.described.batch.is_some()
+    }
+
+    /// Returns the events of a verified delivery.
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        let batch = self.described.batch.as_deref();
+        batch.map_or(Parts::Whole, |it| it.parts(&self.described.order, delivery))
+    }
+
     pub(crate) fn described(&self) -> &Described {
         &self.described
     }
@@ -365,6 +384,36 @@ impl Sender {
             headers.insert(name, key.value().clone());
         }
         headers
+    }
+}
+
+/// A sender of deliveries of several events, and which event types its route keeps. Requests carry it.
+#[derive(Clone)]
+pub(crate) struct Batches {
+    sender: Sender,
+    kept: Option<Arc<BTreeSet<EventKind>>>,
+}
+
+impl Batches {
+    pub(crate) fn new(sender: Sender, kept: Option<Arc<BTreeSet<EventKind>>>) -> Self {
+        Self { sender, kept }
+    }
+
+    /// That of a request whose delivery is not yet split.
+    #[inline]
+    pub(crate) fn of(request: &Request<Verified>) -> Option<Self> {
+        if !request.body().may_have_items() {
+            return None;
+        }
+        request.extensions().get().cloned()
+    }
+
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        self.sender.parts(delivery)
+    }
+
+    pub(crate) fn keeps(&self, kind: &EventKind) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
     }
 }
 

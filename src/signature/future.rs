@@ -133,7 +133,7 @@ where
         let (span, watch) = (&*this.span, this.watch);
         let _entered = span.enter();
         loop {
-            let (read, parts, inner, config) = match this.state.as_mut().project() {
+            let (read, mut parts, inner, config) = match this.state.as_mut().project() {
                 StateProj::Receiving {
                     receive,
                     rest,
@@ -236,6 +236,10 @@ where
                 // Filtered after the verification, so that a forged delivery learns nothing about what is kept.
                 Ok(Read::Event(verified)) if config.keeps(&verified) => {
                     watch.verified(verified.delivery(), &parts);
+                    let verified = match config.sender.has_batches() {
+                        true => config.with_items(verified, &mut parts),
+                        false => verified,
+                    };
                     let success = config.success.clone();
                     let request = Some(verified.into_request(parts));
                     this.state.set(State::Verified {

@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 
 use http::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-    TRANSFER_ENCODING,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, TRANSFER_ENCODING,
 };
 
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Place, Sender};
+use crate::sender::{Place, Sender, key as sender_key};
 
 /// The length that the `Content-Length` header declares, if there is one. Refuses what a proxy may end elsewhere.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -101,9 +100,6 @@ pub(super) fn key_header<'a>(headers: &HeaderMap, sender: &'a Sender) -> Option<
     }
 }
 
-/// The longest key in bytes that is taken from a body or joined.
-const LONGEST_KEY: usize = 1024;
-
 #[inline]
 fn key(
     headers: &HeaderMap,
@@ -132,21 +128,11 @@ fn key(
                     None => return Ok(None),
                 }
             }
-            // A separator alone could stand in a part, too.
-            let joined = serde_json::to_string(&texts).map_err(Refusal::unreadable)?;
-            Some(Cow::Owned(joined))
+            Some(Cow::Owned(sender_key::joined(&texts)))
         }
     };
-    match found {
-        None => Ok(None),
-        Some(key) if key.len() > LONGEST_KEY => {
-            Err(Refusal::unreadable("its key has more than 1,024 bytes"))
-        }
-        Some(key) => {
-            let key = HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?;
-            Ok(IdempotencyKey::new(key))
-        }
-    }
+    let key = found.map_or(Ok(None), |text| sender_key::of(&text));
+    key.map_err(Refusal::unreadable)
 }
 
 fn is_plain_json(headers: &HeaderMap) -> bool {
@@ -189,6 +175,8 @@ fn header_key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Idempoten
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]

@@ -262,6 +262,7 @@ const OUTCOMES: &[&str] = &[
     "missing-key",
     "store-unavailable",
     "in-flight",
+    "incomplete",
     "body-changed",
     "body-replayed",
     "unhandled",

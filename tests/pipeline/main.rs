@@ -1,6 +1,7 @@
 //! The layers and the router. These tests need Rust alone.
 
 mod answers;
+mod batches;
 #[cfg(feature = "moka")]
 mod bodies;
 #[cfg(feature = "moka")]

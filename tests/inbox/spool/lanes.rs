@@ -2,10 +2,6 @@
 
 use super::*;
 
-fn of<'a>(all: &'a [(String, usize, bool)], chat: &str) -> Vec<&'a (String, usize, bool)> {
-    all.iter().filter(|(of, ..)| of == chat).collect()
-}
-
 /// Lets this much simulated time pass, while the file is on a real disk.
 async fn pass(time: Duration) {
     const STEP: Duration = Duration::from_millis(100);
@@ -253,7 +249,7 @@ async fn a_row_that_is_locked_delays_no_other_chat() {
         lane: Some(Lane::of_chat("locked")),
         ..first
     };
-    queue.accept(first, None).await.unwrap();
+    queue.accept_one(first, None).await.unwrap();
     let pool = database.pool(1).await;
     let mut transaction = pool.begin().await.unwrap();
     let row = "SELECT FROM tower_webhook.head FOR UPDATE";

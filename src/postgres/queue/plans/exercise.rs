@@ -10,14 +10,14 @@ use sqlx::postgres::PgPool;
 
 use super::super::PostgresQueue;
 use super::super::database::Database;
-use crate::delivery::RawDelivery;
+use crate::delivery::{Item, RawDelivery};
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
 };
 use crate::inbox::handlers::{NewNote, Retired};
-use crate::inbox::queue::{Accepted, Queue};
+use crate::inbox::queue::{AcceptOne, Accepted, Queue};
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresStore;
 use crate::postgres::engine::Tables;
@@ -75,7 +75,7 @@ impl Exercise {
         match self
             .queue
             .accept
-            .accept(event, take.as_ref())
+            .accept_one(event, take.as_ref())
             .await
             .unwrap()
         {
@@ -121,7 +121,7 @@ impl Exercise {
             let number = number as u64;
             let event = self.event(number, &chat);
             let (_, taken) = self.accept(event.clone(), true).await;
-            let again = queue.accept.accept(event, Some(&take)).await.unwrap();
+            let again = queue.accept.accept_one(event, Some(&take)).await.unwrap();
             assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
             self.accept(self.event(20 + number, &chat), false).await;
             let lease = taken.unwrap().lease;
@@ -137,6 +137,21 @@ impl Exercise {
             ..self.event(40, "dead")
         };
         self.accept(from_the_start, false).await;
+        let item = |number: u32| NewEvent {
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}")
+                .with_item(Item::new(number, 3).in_delivery(self.round.cast_signed())),
+            ..self.event(90 + u64::from(number), "batch")
+        };
+        // The second time, the guard is known.
+        for _ in 0..2 {
+            let items: Arc<[_]> = (1..4).map(item).collect();
+            let accepted = queue.accept.accept(items, Some(&take)).await.unwrap();
+            assert_eq!(accepted.len(), 3, "{accepted:?}");
+            if let Accepted::New { id, .. } = accepted[0] {
+                let record = queue.list.get(id).await.unwrap().unwrap();
+                assert_eq!(record.others.len(), 2);
+            }
+        }
         let new = NewEvent {
             delivery: RawDelivery::new(format!("kind-{}", self.round).parse().unwrap(), "{}"),
             ..self.event(41, "new")
@@ -147,7 +162,7 @@ impl Exercise {
             ..self.event(43, "brief")
         };
         self.accept(brief.clone(), false).await;
-        let again = queue.accept.accept(brief, None).await.unwrap();
+        let again = queue.accept.accept_one(brief, None).await.unwrap();
         assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
         let alone = NewEvent {
             lane: None,

@@ -3,7 +3,10 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
+use crate::delivery::Item;
+use crate::event::EventKind;
 use crate::inbox::handlers::{NewNote, Retired};
+use crate::inbox::queue::{AcceptEvents, AcceptOne};
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats};
@@ -97,9 +100,25 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             guard,
             ..keyed(lane, round / 3)
         };
-        queue.accept(guarded, Some(&take())).await.unwrap();
+        queue.accept_one(guarded, Some(&take())).await.unwrap();
         assert!(queue.find(id(round / 3).key()).await.unwrap().is_some());
-        queue.accept(keyed(lane, 1000 + round), None).await.unwrap();
+        queue
+            .accept_one(keyed(lane, 1000 + round), None)
+            .await
+            .unwrap();
+        if round % 50 == 0 {
+            let item = |number: u32| NewEvent {
+                delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}")
+                    .with_item(Item::new(number, 2).in_delivery(round.cast_signed())),
+                ..keyed(lane, 9000 + round + u64::from(number))
+            };
+            let accepted = queue.accept([item(1), item(2)].into(), None).await.unwrap();
+            let Accepted::New { id, .. } = accepted[0] else {
+                panic!("{accepted:?}");
+            };
+            let record = queue.get(id).await.unwrap().unwrap();
+            assert_eq!(record.others.len(), 1);
+        }
         if round % 20 == 0 {
             // A key that a store released.
             let key = id(5000 + round);
@@ -263,7 +282,7 @@ async fn statements_are_compiled_once() {
             delivery: RawDelivery::new(kind, "{}"),
             ..event(200 + n)
         };
-        queue.accept(new, None).await.unwrap();
+        queue.accept_one(new, None).await.unwrap();
     }
     for sql in statements() {
         let count = move |tx: &mut Tx<'_>| {
