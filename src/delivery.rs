@@ -158,6 +158,8 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
+    /// Of a verifier. Boxed, because most senders need none.
+    noted: Option<Box<Noted>>,
     /// Of an event that came with others in a batch.
     item: Option<Box<Item>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
@@ -251,6 +253,12 @@ impl fmt::Display for Item {
 }
 
 #[derive(Clone)]
+struct Noted {
+    order: Option<String>,
+    has_success: bool,
+}
+
+#[derive(Clone)]
 struct FromInbox {
     accepted_at: SystemTime,
     is_redriven: bool,
@@ -307,6 +315,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
+            noted: None,
             item: None,
             lent: None,
         };
@@ -369,6 +378,25 @@ impl RawDelivery {
     pub fn with_route(mut self, route: RouteName) -> Self {
         Arc::make_mut(&mut self.content).route = route;
         self
+    }
+
+    /// Notes what a verifier said that it has in common with those that it must not overtake, and whether that has an answer
+    /// of its own for a success.
+    pub(crate) fn note(&mut self, order: Option<String>, has_success: bool) {
+        if order.is_some() || has_success {
+            let noted = Noted { order, has_success };
+            Arc::make_mut(&mut self.content).noted = Some(Box::new(noted));
+        }
+    }
+
+    /// Returns what a verifier said that it has in common with those that it must not overtake.
+    pub(crate) fn order(&self) -> Option<&str> {
+        self.content.noted.as_ref()?.order.as_deref()
+    }
+
+    /// Whether its verifier has an answer of its own for a success.
+    pub(crate) fn has_own_success(&self) -> bool {
+        (self.content.noted.as_ref()).is_some_and(|it| it.has_success)
     }
 
     /// Lends what its route sets to the handler.
@@ -496,6 +524,7 @@ impl RawDelivery {
         self.content.headers.as_deref().unwrap_or(&NONE)
     }
 
+    /// Returns the body as it was received and signed, or what a [`Proof`](crate::signature::Proof) has in its place.
     /// Sets the place of the event in a batch. For queues, and for tests of handlers.
     #[must_use]
     pub fn with_item(self, item: Item) -> Self {

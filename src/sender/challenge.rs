@@ -57,12 +57,44 @@ pub(super) enum Answer {
     },
 }
 
-/// What a challenge is answered with.
-#[derive(Debug)]
-pub(crate) struct Reply {
+/// An answer of a [`Verifier`](crate::signature::Verifier): to a challenge, or to each success.
+///
+/// It also has the header `X-Content-Type-Options: nosniff`, so that no browser takes an echoed text for HTML.
+///
+/// ```
+/// use tower_webhook::signature::Reply;
+///
+/// let reply = Reply::new(200, Some("text/xml"), "<Response/>");
+/// ```
+#[derive(Clone, Debug)]
+pub struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) content_type: Option<&'static str>,
     pub(crate) body: Bytes,
+}
+
+impl Reply {
+    /// An answer with this status, content type and body. A number that is no status, 100 to 999, becomes 500.
+    #[must_use]
+    pub fn new(status: u16, content_type: Option<&'static str>, body: impl Into<Bytes>) -> Self {
+        Self {
+            status: StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            content_type,
+            body: body.into(),
+        }
+    }
+
+    /// 200 with this text as `text/plain`.
+    #[must_use]
+    pub fn text(text: impl Into<Bytes>) -> Self {
+        Self::new(200, Some("text/plain"), text)
+    }
+
+    /// 200 with this text as `application/json`.
+    #[must_use]
+    pub fn json(text: impl Into<Bytes>) -> Self {
+        Self::new(200, Some("application/json"), text)
+    }
 }
 
 /// The longest field that is echoed.

@@ -4,10 +4,12 @@ mod batch;
 mod challenge;
 mod description;
 mod expected;
+mod explain;
 pub(crate) mod key;
 mod pointer;
 mod profiles;
 mod query;
+mod sample;
 mod scheme;
 mod timestamp;
 
@@ -24,10 +26,13 @@ use sha2::Sha256;
 
 use self::batch::Batch;
 pub(crate) use self::batch::{Part, Parts};
-pub(crate) use self::challenge::Reply;
+pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
+pub use self::explain::{Finding, Step};
+pub(crate) use self::explain::{digest_of, start_of};
 use self::pointer::Pointers;
 use self::query::Query;
+pub(crate) use self::query::decode;
 pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
     Algorithm, Claim, Place, Scheme, SecretCoding, TOKEN, Tags, Timestamps,
@@ -150,6 +155,31 @@ impl Sender {
             clock: None,
             token: None,
         }
+    }
+
+    /// The sender whose deliveries a verifier of the application proves: it has no headers of its own. Its name must be
+    /// that of a description.
+    pub(crate) fn of_verifier(
+        name: &str,
+        policy: SenderPolicy,
+        needs_replay_guard: bool,
+    ) -> Result<Self, ConfigError> {
+        let description = serde_json::json!({
+            "name": name,
+            "equal-bodies": !needs_replay_guard,
+            "signature": { "headers": ["none"], "algorithm": "hmac-sha256", "coding": "hex" },
+        });
+        let sender = Self::from_json(&description.to_string())?;
+        let mut sender = sender.with_policy(policy);
+        for scheme in &mut Arc::make_mut(&mut sender.described).schemes {
+            scheme.headers.clear();
+        }
+        Ok(sender)
+    }
+
+    /// Whether a verifier of the application proves its deliveries.
+    pub(crate) fn is_of_verifier(&self) -> bool {
+        self.described.schemes[0].headers.is_empty()
     }
 
     /// Puts a brand in place of `Service` in the names of the chat platform's headers: `X-Acme-Hmac-Sha256` and

@@ -10,6 +10,7 @@ use base64::prelude::BASE64_STANDARD;
 use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde::Deserialize;
+use serde_json::Value;
 use sha2::Sha256;
 
 use super::MOST_TAGS;
@@ -151,6 +152,23 @@ impl Claim {
         })
     }
 
+    /// What a tag in base64 claims, of a text that is none of a description.
+    pub(crate) fn in_base64(tag: &[u8], algorithm: Algorithm) -> Result<Self, SignatureError> {
+        let tag = Tag::decode(tag, algorithm, Some(Coding::Base64));
+        Ok(Self {
+            tags: Tags::One(tag.ok_or(SignatureError::Malformed)?),
+            around: None,
+        })
+    }
+
+    /// The same tags, around which something else is signed.
+    pub(crate) fn around(&self, before: Vec<u8>, after: Vec<u8>) -> Self {
+        Self {
+            tags: self.tags.clone(),
+            around: Some(Box::new([before, after])),
+        }
+    }
+
     #[inline]
     pub(crate) fn before(&self) -> &[u8] {
         self.around.as_ref().map_or(b"", |around| &around[0])
@@ -163,7 +181,7 @@ impl Claim {
 }
 
 /// The candidates of a request. Nearly always, there is one, which takes no allocation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum Tags {
     #[default]
     None,
@@ -198,7 +216,7 @@ impl Tags {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Tag {
     Sha256([u8; 32]),
     Sha1([u8; 20]),
@@ -269,6 +287,8 @@ pub enum SignatureError {
     },
     /// The value is wrong for every secret.
     Wrong,
+    /// Another reason, which a [`Verifier`](crate::signature::Verifier) gives.
+    Other(&'static str),
 }
 
 impl SignatureError {
@@ -284,6 +304,7 @@ impl SignatureError {
             Self::Timestamp => "the timestamp is missing or not in the sender's form",
             Self::Stale { .. } => "the timestamp is too old or too far ahead",
             Self::Wrong => "the signature is wrong for every secret",
+            Self::Other(reason) => reason,
         }
     }
 }
@@ -430,7 +451,10 @@ impl Scheme {
     }
 
     #[inline]
-    fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, SignatureError> {
+    pub(super) fn elements_of<'a>(
+        &self,
+        headers: &'a HeaderMap,
+    ) -> Result<Elements<'a>, SignatureError> {
         let mut read = Elements {
             tags: Tags::default(),
             sources: Vec::new(),
@@ -526,11 +550,7 @@ impl Scheme {
 
     /// The signature header with this tag.
     pub(crate) fn header(&self, tag: &[u8], now: SystemTime) -> Option<(&HeaderName, HeaderValue)> {
-        let tag = match self.coding {
-            None => String::from_utf8(tag.to_vec()).ok()?,
-            Some(Coding::Base64) => BASE64_STANDARD.encode(tag),
-            Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
-        };
+        let tag = self.written(tag)?;
         let mut value = String::new();
         // The verification accepts any order. The tag comes last, as Stripe and Paddle send it.
         for element in self.elements().collect::<BTreeSet<_>>() {
@@ -542,6 +562,37 @@ impl Scheme {
         Some((&self.headers[0], HeaderValue::from_str(&value).ok()?))
     }
 
+    /// A tag as the header has it, without its prefix.
+    pub(crate) fn written(&self, tag: &[u8]) -> Option<String> {
+        Some(match self.coding {
+            None => String::from_utf8(tag.to_vec()).ok()?,
+            Some(Coding::Base64) => BASE64_STANDARD.encode(tag),
+            Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
+        })
+    }
+
+    /// Whether a text is a tag as the header has it.
+    pub(super) fn decodes(&self, tag: &[u8]) -> bool {
+        Tag::decode(tag, self.algorithm, self.coding).is_some()
+    }
+
+    pub(crate) fn is_token(&self) -> bool {
+        self.algorithm == Algorithm::Token
+    }
+
+    /// The time, if it stands in the body, as the sender writes it.
+    pub(super) fn time_in_body(&self, now: SystemTime) -> Option<(&Pointers, Value)> {
+        let time = self.timestamp.as_ref()?;
+        let At::Body(pointers) = &time.at else {
+            return None;
+        };
+        let text = time.unit.write(millis(now));
+        let value = text
+            .parse::<i64>()
+            .map_or_else(|_| Value::from(text), Value::from);
+        Some((pointers, value))
+    }
+
     fn time(&self, now: SystemTime) -> String {
         let unit = self.timestamp.as_ref().map_or(Unit::Seconds, |it| it.unit);
         unit.write(millis(now))
@@ -549,13 +600,13 @@ impl Scheme {
 }
 
 /// What the signature headers of a request hold.
-struct Elements<'a> {
+pub(super) struct Elements<'a> {
     tags: Tags,
     sources: Vec<(&'a [u8], &'a [u8])>,
 }
 
 impl<'a> Elements<'a> {
-    fn source(&self, name: &str) -> Result<&'a [u8], SignatureError> {
+    pub(super) fn source(&self, name: &str) -> Result<&'a [u8], SignatureError> {
         let mut sources = self.sources.iter();
         let source =
             sources.find(|(source, value)| *source == name.as_bytes() && !value.is_empty());
@@ -568,18 +619,26 @@ impl<'a> Elements<'a> {
 impl Timestamps {
     /// Checks a timestamp that stands in the verified body.
     pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
-        let At::Body(pointers) = &self.at else {
+        if !matches!(self.at, At::Body(_)) {
             return Ok(());
-        };
-        let found = match self.unit {
-            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
-            // A sender that writes numbers has not written a string of digits.
-            Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
-        };
+        }
+        let found = self.text_in(body);
         self.check(found.ok_or(SignatureError::Timestamp)?.as_bytes(), now)
     }
 
-    fn check(&self, text: &[u8], now: SystemTime) -> Result<(), SignatureError> {
+    /// The timestamp in a body, if it stands there.
+    pub(crate) fn text_in<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
+        let At::Body(pointers) = &self.at else {
+            return None;
+        };
+        match self.unit {
+            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
+            // A sender that writes numbers has not written a string of digits.
+            Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
+        }
+    }
+
+    pub(super) fn check(&self, text: &[u8], now: SystemTime) -> Result<(), SignatureError> {
         let time = self.unit.millis(text).ok_or(SignatureError::Timestamp)?;
         let now = millis(now);
         let limit = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
@@ -596,7 +655,7 @@ impl Timestamps {
     }
 }
 
-fn millis(time: SystemTime) -> i64 {
+pub(super) fn millis(time: SystemTime) -> i64 {
     let time = time
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();

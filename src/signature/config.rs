@@ -10,7 +10,7 @@ use super::buffer::Bounds;
 use super::verify::Authentication;
 use crate::event::EventKind;
 use crate::route::RouteName;
-use crate::sender::{Batches, Sender};
+use crate::sender::{Batches, Reply, Sender};
 use crate::telemetry::{Observers, Throttle};
 use crate::verified::Verified;
 
@@ -28,6 +28,8 @@ pub(crate) struct Config {
     pub(crate) observers: Observers,
     /// What the route lends to its handlers: nothing of a layer with the defaults.
     pub(crate) lent: Option<Arc<dyn Any + Send + Sync>>,
+    /// What a success is answered with in place of an empty body.
+    pub(super) success: Option<Arc<Reply>>,
 }
 
 impl Config {

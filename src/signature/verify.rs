@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Method};
 
+use super::buffer::Share;
 use super::checked::{Checked, How, signer};
 use super::secret::{Secret, Secrets};
+use super::verifier::Shared;
 use crate::sender::{Claim, Sender, SignatureError};
 
 /// The secret that proved a body to be authentic.
@@ -104,6 +106,8 @@ pub(super) enum Authentication {
     Signed(Secrets),
     /// Nothing is verified, because the user asked for that.
     Unsigned,
+    /// By code of the application, when the body is complete.
+    By(Shared),
 }
 
 impl Authentication {
@@ -123,6 +127,22 @@ impl Authentication {
     pub(super) fn is_unsigned(&self) -> bool {
         matches!(self, Self::Unsigned)
     }
+
+    pub(super) fn verifier(&self) -> Option<&Shared> {
+        match self {
+            Self::By(verifier) => Some(verifier),
+            _ => None,
+        }
+    }
+}
+
+/// What proved a body that is complete.
+pub(super) enum Found {
+    /// Nothing, because the user asked for that.
+    Unsigned,
+    Secret(Matched),
+    /// Nothing yet: a verifier has to decide. Until then, the body's memory counts.
+    Later(Box<Share>),
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
@@ -133,6 +153,7 @@ impl Authentication {
 pub(super) enum Hashing {
     Unsigned,
     Signed(Checked),
+    Later,
 }
 
 impl Hashing {
@@ -144,8 +165,10 @@ impl Hashing {
         method: &Method,
         headers: &HeaderMap,
     ) -> Result<Self, SignatureError> {
-        let Authentication::Signed(secrets) = authentication else {
-            return Ok(Self::Unsigned);
+        let secrets = match authentication {
+            Authentication::Signed(secrets) => secrets,
+            Authentication::Unsigned => return Ok(Self::Unsigned),
+            Authentication::By(_) => return Ok(Self::Later),
         };
         // The head is read first, so that a stale or malformed one begins no hash per secret.
         let claim = sender.described().claim(method, headers, || sender.now())?;
@@ -159,12 +182,13 @@ impl Hashing {
         }
     }
 
-    /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
+    /// Decides on a body that was hashed completely, and takes `share` of the memory.
     #[inline]
-    pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
+    pub(super) fn verify(self, body: &[u8], share: Share) -> Result<Found, SignatureError> {
         match self {
-            Self::Unsigned => Ok(None),
-            Self::Signed(checked) => checked.verify(body).map(Some),
+            Self::Unsigned => Ok(Found::Unsigned),
+            Self::Signed(checked) => checked.verify(body).map(Found::Secret),
+            Self::Later => Ok(Found::Later(Box::new(share))),
         }
     }
 }
@@ -242,10 +266,13 @@ mod tests {
             set.replace(secrets(&["both", "new"]).current().to_vec())
                 .unwrap();
             hashing.update(b"dy");
-            let verified = hashing.verify(b"body");
+            let Hashing::Signed(checked) = hashing else {
+                panic!("it is signed")
+            };
+            let verified = checked.verify(b"body");
             set.replace(secrets(&["old", "both"]).current().to_vec())
                 .unwrap();
-            verified.map(|matched| matched.unwrap().index)
+            verified.map(|matched| matched.index)
         };
         assert_eq!(verify("old"), Err(SignatureError::Wrong));
         assert_eq!(verify("both"), Ok(0));

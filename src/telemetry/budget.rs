@@ -253,6 +253,7 @@ const OUTCOMES: &[&str] = &[
     "body-timeout",
     "malformed-body",
     "invalid-signature",
+    "verifier-failed",
     "invalid-challenge",
     "unsupported-media-type",
     "invalid-event-header",

@@ -9,6 +9,7 @@ mod builder;
 mod cancellation;
 mod compile_errors;
 mod decision;
+mod explained;
 mod extractor;
 #[cfg(feature = "moka")]
 mod kept;
@@ -23,3 +24,4 @@ mod sockets;
 mod telemetry;
 mod tower_http;
 mod tracing;
+mod verifiers;
