@@ -153,7 +153,7 @@ pub trait AcceptEvents: Send + Sync + 'static {
     ) -> Result<Vec<Accepted>, StoreError>;
 }
 
-/// How many bytes the bodies have that are read in one claim, about: others wait for it.
+/// The bytes of bodies that fill a claim, for whose end other events wait.
 pub const BYTES_OF_CLAIM: usize = 8 << 20;
 
 /// Hands events to workers under leases.
@@ -175,8 +175,7 @@ pub trait ClaimEvents: Send + Sync + 'static {
     /// A route gets no more events than [`Share::most`] allows. Its other events do not count for
     /// [`Claims::next_due`].
     ///
-    /// The bodies of the events have [`BYTES_OF_CLAIM`] together, or the last one of them makes it more. A claim that takes no
-    /// time for bodies may take more of them.
+    /// A claim takes no event more when the bodies of those that it took have [`BYTES_OF_CLAIM`] together.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     async fn claim(
