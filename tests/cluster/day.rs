@@ -1,4 +1,4 @@
-//! A simulated day: a sender, a balancer, replicas with their handlers, faults, and an operator.
+//! A simulated day: two senders, a balancer, replicas with their handlers, faults, and an operator.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -9,7 +9,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use fastrand::Rng;
 use http::{Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 use tokio::runtime::Builder;
 use tokio::time::{Instant, advance, sleep, sleep_until};
 use tower::util::BoxCloneSyncService;
@@ -20,36 +21,40 @@ use tower_webhook::{
     EventKind, HandlerError, Outcome, RawDelivery, Running, Secret, SignatureLayer,
 };
 use tower_webhook_sandbox::{
-    Body, Fault, Faults, Report, Sandbox, Settings, SimulatedChat, Webhook,
+    Body, BodyTruncated, Fault, Faults, Report, Sandbox, Settings, SimulatedChat, Webhook,
 };
 
+use super::batches::{self, Batches};
 use super::flaky::{Flaky, Process, Trouble};
 use support::history::{
     Entry, History, LEASE, MAX_CRASHES, Mistake, Process as Number, Spy, Violation, check, digest,
     hash,
 };
-use support::inbox::Works;
+use support::inbox::{Works, accepting};
 use support::queue::Calls;
 use support::{DAY, HOUR, MINUTE, SECOND, lock};
 
 const REPLICAS: usize = 3;
 const CHATS: usize = 40;
 const EVENTS: usize = 300;
+const BATCHES: usize = 50;
 const FAULTS: usize = 30;
 const ACTIONS: usize = 24;
-/// How long the sender waits for a response.
-const SENDER_WAITS: Duration = Duration::from_secs(10);
+/// How long a sender waits for a response.
+pub(crate) const SENDER_WAITS: Duration = Duration::from_secs(10);
 
 /// What a day has shown.
 pub(crate) struct Lived {
     pub(crate) violations: Vec<Violation>,
     pub(crate) lines: Vec<String>,
     pub(crate) deliveries: usize,
+    /// Of batches.
+    pub(crate) items: usize,
     /// Of processes, clocks and the queue.
     pub(crate) faults: usize,
-    /// Between the sender and the receivers.
+    /// Between the platform and the receivers.
     pub(crate) faulty_deliveries: usize,
-    /// The attempts that failed for the sender.
+    /// The attempts that failed for the senders.
     pub(crate) failures: usize,
 }
 
@@ -71,13 +76,17 @@ pub(crate) fn live(seed: u64, mistake: Mistake) -> Lived {
     runtime.block_on(async { Cluster::start(seed, mistake).live().await })
 }
 
-type Service = BoxCloneSyncService<Request<Body>, StatusCode, Infallible>;
+/// The body of a request of any sender.
+pub(crate) type AnyBody = UnsyncBoxBody<Bytes, BodyTruncated>;
 
-struct Cluster {
+type Service = BoxCloneSyncService<Request<AnyBody>, StatusCode, Infallible>;
+
+pub(crate) struct Cluster {
     random: Mutex<Rng>,
-    history: Arc<History>,
+    pub(crate) history: Arc<History>,
     began: Instant,
     spy: Spy,
+    pub(crate) batches: Mutex<Batches>,
     replicas: Mutex<Vec<Replica>>,
     started: Mutex<usize>,
     crm_is_up_at: Mutex<Instant>,
@@ -99,11 +108,12 @@ struct Replica {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Plan {
     Event,
+    Batch,
     Fault,
     Action,
 }
 
-fn secret() -> Secret {
+pub(crate) fn secret() -> Secret {
     Secret::new("secret").expect("a valid secret")
 }
 
@@ -115,6 +125,7 @@ impl Cluster {
             random: Mutex::new(Rng::with_seed(seed)),
             spy: Spy::new(&history, mistake),
             history,
+            batches: Mutex::default(),
             began: now,
             replicas: Mutex::default(),
             started: Mutex::default(),
@@ -129,11 +140,11 @@ impl Cluster {
         cluster
     }
 
-    fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
+    pub(crate) fn draw<T>(&self, draw: impl FnOnce(&mut Rng) -> T) -> T {
         draw(&mut lock(&self.random))
     }
 
-    fn seconds(&self, most: u64) -> Duration {
+    pub(crate) fn seconds(&self, most: u64) -> Duration {
         Duration::from_millis(self.draw(|random| random.u64(1..=1_000 * most)))
     }
 
@@ -175,14 +186,20 @@ impl Cluster {
             .handler_timeout(20 * SECOND)
             .spawn();
         let receiver = SignatureLayer::new(secret()).layer(inbox.accept());
+        let batches = accepting(&inbox, batches::route());
         let of = Arc::clone(&process);
-        let service = service_fn(move |request: Request<Body>| {
-            let (receiver, process) = (receiver.clone(), Arc::clone(&of));
+        let service = service_fn(move |request: Request<AnyBody>| {
+            let (receiver, batches) = (receiver.clone(), batches.clone());
+            let process = Arc::clone(&of);
             async move {
                 let answer = async {
                     process.lives().await;
-                    let status = match receiver.oneshot(request).await {
-                        Ok(response) => response.status(),
+                    let status = match request.uri().path() {
+                        batches::PATH => batches.oneshot(request).await.map(|it| it.status()),
+                        _ => receiver.oneshot(request).await.map(|it| it.status()),
+                    };
+                    let status = match status {
+                        Ok(status) => status,
                         Err(error) => match error {},
                     };
                     process.lives().await;
@@ -224,6 +241,7 @@ impl Cluster {
             .key()
             .and_then(|key| self.history.event(key.as_bytes()));
         let event = event.expect("an event is stored before it is handled");
+        lock(&self.batches).handles(delivery);
         let running = self.history.runs(event);
         let (millis, verdict) = self.draw(|random| {
             let millis = match random.u8(..50) {
@@ -257,7 +275,7 @@ impl Cluster {
     }
 
     /// Sends a request to one of the replicas that it takes for alive.
-    async fn balance(&self, request: Request<Body>) -> StatusCode {
+    pub(crate) async fn balance(&self, request: Request<AnyBody>) -> StatusCode {
         let key = request.headers().get("idempotency-key").cloned();
         let now = Instant::now();
         let service = {
@@ -322,11 +340,11 @@ impl Cluster {
             ..Settings::default()
         };
         let balancer = Arc::clone(&self);
-        let balancer = service_fn(move |request| {
+        let balancer = service_fn(move |request: Request<Body>| {
             let cluster = Arc::clone(&balancer);
             async move {
                 let mut response = Response::new(Full::<Bytes>::default());
-                *response.status_mut() = cluster.balance(request).await;
+                *response.status_mut() = cluster.balance(request.map(Body::boxed_unsync)).await;
                 Ok::<_, Infallible>(response)
             }
         });
@@ -337,6 +355,7 @@ impl Cluster {
             sleep_until(self.began + at).await;
             match plan {
                 Plan::Event => self.draw(|random| happens(random, &chats)),
+                Plan::Batch => self.batch(&chats),
                 Plan::Fault => self.fault().await,
                 Plan::Action => self.act(&chats).await,
             }
@@ -354,6 +373,7 @@ impl Cluster {
             let mut plans = Vec::new();
             for (plan, number) in [
                 (Plan::Event, EVENTS),
+                (Plan::Batch, BATCHES),
                 (Plan::Fault, FAULTS),
                 (Plan::Action, ACTIONS),
             ] {
@@ -487,7 +507,8 @@ impl Cluster {
         loop {
             sleep(10 * MINUTE).await;
             let unsettled = self.spy.stats().await.map_or(0, |stats| stats.unsettled());
-            let is_done = unsettled == 0 && sandbox.report().is_all_delivered();
+            let is_sent = sandbox.report().is_all_delivered() && lock(&self.batches).waiting == 0;
+            let is_done = unsettled == 0 && is_sent;
             if is_done && Instant::now() > earliest || Instant::now() > give_up {
                 return unsettled;
             }
@@ -516,6 +537,17 @@ impl Cluster {
         if !report.is_all_delivered() {
             broken("not delivered", report.to_string());
         }
+        let batches = lock(&self.batches);
+        if !batches.open.is_empty() || batches.waiting > 0 {
+            let (open, waiting) = (&batches.open, batches.waiting);
+            broken(
+                "not delivered",
+                format!("the items {open:?} of {waiting} deliveries"),
+            );
+        }
+        for changed in &batches.changed {
+            broken("changed item", changed.clone());
+        }
         for webhook in sandbox.webhooks() {
             if webhook.disabled {
                 broken("disabled", webhook.kind.to_string());
@@ -534,7 +566,7 @@ impl Cluster {
                 broken("forged", format!("{attempt:?}"));
             }
         }
-        for text in self.unexplained(&report) {
+        for text in self.unexplained(&report, &batches) {
             broken("unexplained failure", text);
         }
         let attempts = report.attempts();
@@ -544,38 +576,43 @@ impl Cluster {
         Lived {
             violations,
             lines,
-            deliveries: attempts.len(),
+            deliveries: attempts.len() + batches.attempts,
+            items: batches.items(),
             faults: FAULTS,
             faulty_deliveries: attempts
                 .iter()
                 .filter(|attempt| attempt.fault.is_some())
                 .count(),
-            failures: failed.count(),
+            failures: failed.count() + batches.failures.len(),
         }
     }
 
-    /// The sender sees no failure but those that a fault explains.
-    fn unexplained(&self, report: &Report) -> Vec<String> {
+    /// The senders see no failures but those that a fault explains.
+    fn unexplained(&self, report: &Report, batches: &Batches) -> Vec<String> {
         let bad_times = lock(&self.bad_times);
         let attempts = report.attempts().into_iter();
-        attempts
+        let of_platform = attempts
             .filter(|attempt| !attempt.result.is_delivered() && attempt.fault.is_none())
-            .filter(|attempt| {
+            .map(|attempt| {
                 let at = u64::try_from(attempt.at.as_millis()).unwrap_or_default();
                 let began = self.began + Duration::from_millis(at);
-                let ended = began + attempt.took + Duration::from_millis(1);
+                let text = format!("{:?} of {} at {at} ms", attempt.result, attempt.event);
+                (began, began + attempt.took, text)
+            });
+        let of_batches = batches.failures.iter().map(|failure| {
+            let at = (failure.began - self.began).as_millis();
+            let text = format!("{} at {at} ms", failure.text);
+            (failure.began, failure.ended, text)
+        });
+        of_platform
+            .chain(of_batches)
+            .filter(|(began, ended, _)| {
+                let ended = *ended + Duration::from_millis(1);
                 !bad_times
                     .iter()
-                    .any(|(from, until)| *from <= ended && began <= *until)
+                    .any(|(from, until)| *from <= ended && began <= until)
             })
-            .map(|attempt| {
-                format!(
-                    "{:?} of {} at {} ms",
-                    attempt.result,
-                    attempt.event,
-                    attempt.at.as_millis()
-                )
-            })
+            .map(|(_, _, text)| text)
             .collect()
     }
 }

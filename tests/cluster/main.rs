@@ -8,6 +8,7 @@
 //! cargo test --locked --workspace --all-features --test cluster -- --planted     # mistakes of a queue
 //! ```
 
+mod batches;
 mod day;
 mod flaky;
 
@@ -141,6 +142,7 @@ fn replay(file: &Path) -> Result<(), String> {
 struct Sum {
     days: usize,
     deliveries: usize,
+    items: usize,
     faults: usize,
     faulty: usize,
     failures: usize,
@@ -151,6 +153,7 @@ impl Sum {
         Self {
             days: self.days + 1,
             deliveries: self.deliveries + lived.deliveries,
+            items: self.items + lived.items,
             faults: self.faults + lived.faults,
             faulty: self.faulty + lived.faulty_deliveries,
             failures: self.failures + lived.failures,
@@ -163,14 +166,15 @@ impl std::fmt::Display for Sum {
         let Self {
             days,
             deliveries,
+            items,
             faults,
             faulty,
             failures,
         } = self;
         write!(
             f,
-            "{days} days, {deliveries} deliveries, {faults} faults of processes, clocks and the queue, {faulty} of \
-             deliveries; the sender saw {failures} failures"
+            "{days} days, {deliveries} deliveries, {items} items of batches, {faults} faults of processes, clocks and the \
+             queue, {faulty} of deliveries; the senders saw {failures} failures"
         )
     }
 }
@@ -251,6 +255,8 @@ fn mistakes_that_need_a_cluster_are_found() {
         (Mistake::ForgetIsNotDone, "remembered"),
         (Mistake::KeepsForgottenBodies, "remembered"),
         (Mistake::TakesWhatIsPaused, "paused"),
+        (Mistake::ReversesBatches, "stored out of order"),
+        (Mistake::StoresTheFirstItem, "answered, not stored"),
     ] {
         let mut days = (0..20).map(|seed| live(seed, mistake).violations);
         let is_found = days.any(|found| found.iter().any(|violation| violation.rule == rule));

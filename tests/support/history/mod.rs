@@ -419,6 +419,12 @@ impl Checker<'_> {
         if let Some(first) = self.keys.insert(key, event) {
             self.broken("accepted twice", format!("{event} has the key of {first}"));
         }
+        // The items of a delivery are noted in their order.
+        let mut later = self.events.range(event..);
+        let later = later.find(|(_, known)| lane.is_some() && known.lane == lane);
+        if let Some(later) = later.map(|(later, _)| *later) {
+            self.broken("stored out of order", format!("{event} after {later}"));
+        }
         let known = Known {
             of: of.clone(),
             lane,

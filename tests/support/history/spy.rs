@@ -286,10 +286,12 @@ pub enum Mistake {
     LosesTheNextEvent,
     ReleaseIsNotStored,
     RetryCountsAsHandled,
+    ReversesBatches,
+    StoresTheFirstItem,
 }
 
 impl Mistake {
-    pub const ALL: [Self; 28] = [
+    pub const ALL: [Self; 30] = [
         Self::SettlesWithoutFence,
         Self::ClaimSkipsTheHead,
         Self::PurgesTooEarly,
@@ -318,6 +320,8 @@ impl Mistake {
         Self::LosesTheNextEvent,
         Self::ReleaseIsNotStored,
         Self::RetryCountsAsHandled,
+        Self::ReversesBatches,
+        Self::StoresTheFirstItem,
     ];
 }
 
@@ -374,7 +378,21 @@ impl Mistaken {
                 event.retain = SECOND;
             }
         }
-        let accepted = self.inner.accept(events.into(), take).await?;
+        let number = events.len();
+        if self.makes(Mistake::ReversesBatches) {
+            events.reverse();
+        }
+        if self.makes(Mistake::StoresTheFirstItem) {
+            events.truncate(1);
+        }
+        let mut accepted = self.inner.accept(events.into(), take).await?;
+        if self.makes(Mistake::ReversesBatches) {
+            accepted.reverse();
+        }
+        if self.makes(Mistake::StoresTheFirstItem) {
+            let stored = || Accepted::Duplicate { same_body: true };
+            accepted.resize_with(number, stored);
+        }
         let accepted = accepted.into_iter().map(|accepted| match accepted {
             Accepted::New { id, taken } => Accepted::New {
                 id,
