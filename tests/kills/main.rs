@@ -3,6 +3,8 @@
 #[cfg(feature = "sqlite")]
 mod backlog;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod batches;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod bulk;
 #[cfg(feature = "sqlite")]
 mod counts;

@@ -1,6 +1,7 @@
 //! The power fails while a process accepts, handles and settles. `strace` records what it writes to its file and when it waits
 //! for the disk. Then the directory is rebuilt as a disk could have it at many moments: see [`disk`]. In each of these
-//! states, the file opens and is sound, nothing that was acknowledged is missing or undone, and the rest can be handled.
+//! states, the file opens and is sound, nothing that was acknowledged is missing or undone, a delivery of several events is
+//! there whole or not at all, and the rest can be handled.
 //!
 //! The control: the same checks find that nothing waits for the log, for the file, or for their names.
 //!
@@ -8,8 +9,9 @@
 
 mod disk;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,14 +27,14 @@ use nix::sys::signal::{SigSet, Signal};
 use rusqlite::Connection;
 use tokio::time::{Instant, sleep};
 use tower_webhook::inbox::internal::{
-    Accepted, Lane, NewEvent, Settled, Settlement, Tables, Take, TakenEvent,
+    Accepted, Lane, NewEvent, Settled, Settlement, Tables, Take, TakenEvent, in_delivery,
 };
 use tower_webhook::inbox::{By, EventId, EventState, Filter, Page, Queue};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 use tower_webhook::store::{Claim, EventKey, KeyState, SettleError, Store, StoreError};
-use tower_webhook::{EventKind, IdempotencyKey};
+use tower_webhook::{EventKind, IdempotencyKey, Item};
 
 use self::disk::{DIRECTORY, Disk, Files, Step, What};
 use support::program::{Peer, installed, say};
@@ -105,16 +107,38 @@ impl Stage {
     ];
 }
 
-/// Has an event come to a stage, which is acknowledged when the call has ended.
-async fn to<T>(stage: Stage, number: usize, call: impl Future<Output = T>) -> T {
-    say(format!("begins {number} {}", stage as usize));
+/// Has events come to a stage, which is acknowledged when the call has ended.
+async fn to<T>(stage: Stage, numbers: Range<usize>, call: impl Future<Output = T>) -> T {
+    says("begins", stage, &numbers);
     let result = call.await;
-    ends(stage, number);
+    says("ends", stage, &numbers);
     result
 }
 
-fn ends(stage: Stage, number: usize) {
-    say(format!("ends {number} {}", stage as usize));
+fn says(what: &str, stage: Stage, numbers: &Range<usize>) {
+    let Range { start, end } = numbers;
+    say(format!("{what} {start} {end} {}", stage as usize));
+}
+
+fn one(number: usize) -> Range<usize> {
+    number..number + 1
+}
+
+/// The numbers of the events that come in one delivery: of a chat, one, then three, and so on.
+fn delivery_of(number: usize) -> Range<usize> {
+    match number % 4 {
+        0 => one(number),
+        at => number - at + 1..number - at + 4,
+    }
+}
+
+fn deliveries(numbers: Range<usize>) -> impl Iterator<Item = Range<usize>> {
+    let is_first = |number: &usize| delivery_of(*number).start == *number;
+    numbers.filter(is_first).map(delivery_of)
+}
+
+fn events_of(delivery: &Range<usize>) -> Arc<[NewEvent]> {
+    delivery.clone().map(event).collect()
 }
 
 /// By number of the event: the stage that was acknowledged, and the one that may have been reached. Runs follow from
@@ -127,12 +151,22 @@ impl Known {
         let mut words = line.split(' ');
         let begins = words.next() == Some("begins");
         let mut number = || words.next().unwrap().parse().unwrap();
-        let (low, high) = self.0.entry(number()).or_default();
-        let stage = Stage::ALL[number()];
-        *high = stage.max(*high);
-        if !begins {
-            *low = stage.max(*low);
+        let (numbers, stage) = (number()..number(), Stage::ALL[number()]);
+        for number in numbers {
+            let (low, high) = self.0.entry(number).or_default();
+            *high = stage.max(*high);
+            if !begins {
+                *low = stage.max(*low);
+            }
         }
+    }
+
+    /// The deliveries that were sent.
+    fn sent(&self) -> impl Iterator<Item = Range<usize>> {
+        let events = self.0.range(..RUNS).map(|(number, _)| *number);
+        let deliveries = events.map(delivery_of).map(|of| (of.start, of.end));
+        let deliveries: BTreeSet<_> = deliveries.collect();
+        deliveries.into_iter().map(|(start, end)| start..end)
     }
 }
 
@@ -155,6 +189,12 @@ fn event(number: usize) -> NewEvent {
     event.delivery = event.delivery.with_key(IdempotencyKey::new(value));
     event.lane = Some(Lane::of_chat(&chat));
     event.chat = Some(chat);
+    let delivery = delivery_of(number);
+    if delivery.len() > 1 {
+        let item = Item::new((number - delivery.start) as u32 + 1, delivery.len() as u32);
+        let item = in_delivery(item, delivery.start as i64);
+        event.delivery = event.delivery.with_item(item);
+    }
     event
 }
 
@@ -238,28 +278,32 @@ async fn fill(file: &Connection, store: &SqliteStore) {
 async fn talk(store: &SqliteStore, queue: &SqliteQueue, first: usize) {
     let mut random = Rng::with_seed(first as u64);
     let mut waiting = VecDeque::new();
-    for number in first..first + EVENTS {
+    for delivery in deliveries(first..first + EVENTS) {
         let take = random.bool().then(|| take(LEASE));
-        let accept = again(async || queue.accept_one(event(number), take.as_ref()).await);
-        match to(Stage::Stored, number, accept).await {
-            Accepted::New { id, taken } => waiting.push_back((number, id, taken)),
-            other => panic!("{number}: {other:?}"),
+        let events = events_of(&delivery);
+        let accept = again(async || queue.accept(Arc::clone(&events), take.as_ref()).await);
+        let accepted = to(Stage::Stored, delivery.clone(), accept).await;
+        assert_eq!(accepted.len(), delivery.len());
+        for (number, accepted) in delivery.clone().zip(accepted) {
+            match accepted {
+                Accepted::New { id, taken } => waiting.push_back((number, id, taken)),
+                other => panic!("{number}: {other:?}"),
+            }
         }
         let few = random.usize(..4);
         while waiting.len() > few {
             let (number, id, taken) = waiting.pop_front().unwrap();
             settle(queue, number, id, taken).await;
         }
-        complete(store, number).await;
+        for number in delivery {
+            complete(store, number).await;
+        }
     }
     let chat = first / EVENTS;
     if chat.is_multiple_of(CHATS) {
-        for number in first..first + EVENTS {
-            say(format!("begins {number} {}", Stage::Forgotten as usize));
-        }
         let (chat, by) = (chat_of(first), By::new("ada"));
-        again(async || queue.forget_all(&chat, &by).await).await;
-        (first..first + EVENTS).for_each(|number| ends(Stage::Forgotten, number));
+        let forget = again(async || queue.forget_all(&chat, &by).await);
+        to(Stage::Forgotten, first..first + EVENTS, forget).await;
     }
 }
 
@@ -270,7 +314,7 @@ async fn settle(queue: &SqliteQueue, number: usize, id: EventId, taken: Option<B
     };
     let settle = async |lease, stage, settlement| {
         let settle = again(async || queue.settle(&lease, &settlement, None).await);
-        let settled = to(stage, number, settle).await;
+        let settled = to(stage, one(number), settle).await;
         assert!(matches!(settled, Settled::Ended(_)), "{number}");
     };
     let mut lease = match taken {
@@ -296,7 +340,7 @@ async fn complete(store: &SqliteStore, number: usize) {
             error => panic!("{number}: {error}"),
         })
     });
-    to(Stage::Settled, RUNS + number, complete).await;
+    to(Stage::Settled, one(RUNS + number), complete).await;
 }
 
 /// A database behind a spool.
@@ -326,7 +370,7 @@ impl Calls for Database {
             assert_eq!(delivery.body(), super::power::event(number).delivery.body());
             lock(&self.has).push(number);
             if Peer::argument().is_some() {
-                ends(Stage::Forwarded, number);
+                says("ends", Stage::Forwarded, &one(number));
             }
         }
         Ok(accepted)
@@ -355,9 +399,10 @@ async fn live_with_spool(life: usize, directory: &Path) {
     let firsts = (0..CHATS).map(|chat| (life * CHATS + chat) * EVENTS);
     let accept = async |from: usize, end: usize| {
         let chats = firsts.clone().map(async |first| {
-            for number in first + from..first + end {
-                let accepted = again(async || spooled.accept_one(event(number), None).await);
-                to(Stage::Stored, number, accepted).await;
+            for delivery in deliveries(first + from..first + end) {
+                let events = events_of(&delivery);
+                let accepted = again(async || spooled.accept(Arc::clone(&events), None).await);
+                to(Stage::Stored, delivery, accepted).await;
             }
         });
         join_all(chats).await;
@@ -367,9 +412,9 @@ async fn live_with_spool(life: usize, directory: &Path) {
     accept(0, 5).await;
     is_away(false);
     assert_eq!(spooled.flush(MINUTE).await, 0);
-    accept(5, 7).await;
+    accept(5, 8).await;
     is_away(true);
-    accept(7, EVENTS).await;
+    accept(8, EVENTS).await;
     if life == 1 {
         std::process::exit(0);
     }
@@ -569,21 +614,42 @@ async fn look(store: &SqliteStore, queue: &SqliteQueue, known: &Known) -> Result
             left.push(number);
         }
     }
+    are_whole(known.sent(), |number| found.contains_key(&number))?;
     // As the sender does with those that have no answer.
-    let sent = known.0.keys().filter(|number| **number < RUNS);
-    let again = sent.map(async |number| (number, queue.accept_one(event(*number), None).await));
+    let again = known.sent().map(async |delivery| {
+        let accepted = queue.accept(events_of(&delivery), None).await;
+        (delivery, accepted)
+    });
     let mut recognized = 0;
-    for (number, accepted) in join_all(again).await {
-        match (accepted.map_err(failed)?, found.get(number)) {
-            (Accepted::New { .. }, None) => {}
-            (Accepted::Duplicate { same_body: true }, Some(_)) => recognized += 1,
-            (accepted, found) => return Err(format!("{number} is {found:?}, and {accepted:?}")),
+    for (delivery, accepted) in join_all(again).await {
+        for (number, accepted) in delivery.zip(accepted.map_err(failed)?) {
+            match (accepted, found.get(&number)) {
+                (Accepted::New { .. }, None) => {}
+                (Accepted::Duplicate { same_body: true }, Some(_)) => recognized += 1,
+                (accepted, found) => {
+                    return Err(format!("{number} is {found:?}, and {accepted:?}"));
+                }
+            }
         }
     }
     if recognized < found.len() {
         return Err(format!("some of {found:?} were never sent"));
     }
     handle(queue, left).await
+}
+
+/// Of each delivery, all events are there, or none.
+fn are_whole(
+    deliveries: impl Iterator<Item = Range<usize>>,
+    is_there: impl Fn(usize) -> bool,
+) -> Result<(), String> {
+    for delivery in deliveries {
+        let there = delivery.clone().filter(|number| is_there(*number)).count();
+        if there != 0 && there != delivery.len() {
+            return Err(format!("only {there} of {delivery:?} are there"));
+        }
+    }
+    Ok(())
 }
 
 /// The events in the file.
@@ -674,6 +740,10 @@ async fn check_spool(directory: &Path, known: &Known) -> Result<(), String> {
             return Err(format!("{number} is lost"));
         }
     }
+    // The database had some of the others before.
+    let is_forwarded = |number| known.0[&number].0 == Stage::Forwarded;
+    let sent = known.sent().filter(|it| !it.clone().any(is_forwarded));
+    are_whole(sent, |number| has.contains(&number))?;
     if left > 0 {
         return Err(format!("{left} are left"));
     }
