@@ -222,7 +222,7 @@ impl Life {
             let Some((_, database)) = spool.as_ref().filter(|_| !self.is_last) else {
                 return;
             };
-            for is_down in [true, false].into_iter().cycle() {
+            for is_down in [false, true].into_iter().cycle() {
                 database.faults.is_down.store(is_down, Ordering::SeqCst);
                 sleep(Duration::from_millis(fastrand::u64(..400))).await;
             }
@@ -359,9 +359,18 @@ impl Parent {
         for number in 0..kills {
             let mut peer = self.start(false);
             while peer.hear() != "lives" {}
-            sleep(Duration::from_millis(self.random.u64(50..600))).await;
+            let lives = Duration::from_millis(self.random.u64(50..700));
+            let began = Instant::now();
             meanwhile(number).await;
-            sleep(Duration::from_millis(self.random.u64(..100))).await;
+            // While a delivery is on its way.
+            loop {
+                let line = peer.hear();
+                self.hear(&line);
+                if began.elapsed() > lives && line.starts_with("sends") {
+                    break;
+                }
+            }
+            sleep(Duration::from_micros(self.random.u64(..2_000))).await;
             peer.kill();
             while let Some(line) = peer.line() {
                 self.hear(&line);
@@ -461,7 +470,8 @@ impl Parent {
                     }
                     false => found.push(format!("{sender}-{delivery} is stored in part: {places:?}")),
                 }
-                if !places.iter().flatten().is_sorted() {
+                // They are in one lane.
+                if places.first() > places.last() {
                     found.push(format!(
                         "{sender}-{delivery} is in another order: {places:?}"
                     ));
