@@ -1,8 +1,9 @@
 //! Receivers with an inbox are killed, stopped and terminated under load, again and again, and so is what they depend on:
 //! the server restarts, connections break, the disk is full. Every event that was acknowledged is handled, none is
 //! handled again after its settlement was committed, the events of a chat start in the order of acceptance, none waits for
-//! much longer than a lease, and a receiver that was asked to stop begins none, nor does what it interrupts count. In the
-//! end, an event that kills its receivers is found, and those beside it are handled.
+//! much longer than a lease, and a receiver that was asked to stop begins none, nor does what it interrupts count. Some
+//! deliveries have three events, of which all are stored, or none. In the end, an event that kills its receivers is found,
+//! and those beside it are handled.
 //!
 //! `KILLS=500` sets the number of faults for each test, which defaults to 25.
 
@@ -38,6 +39,8 @@ const SLACK: Duration = Duration::from_secs(3);
 const NOTICED: Duration = Duration::from_millis(300);
 const SENDERS: usize = 8;
 const CHATS: usize = 20;
+/// Of every fourth delivery.
+const ITEMS: usize = 3;
 /// With more unsettled events, the senders wait.
 const BACKLOG: usize = 30;
 
@@ -318,12 +321,26 @@ async fn survives(count: usize, url: &str, inbox: &Inbox, mut storage: Storage) 
         }
     }
     let mut chats: HashMap<String, Vec<String>> = HashMap::new();
+    let mut keys = HashSet::new();
     for event in all(inbox).await {
+        if !keys.insert(event.key.clone()) {
+            violations.push(format!("{} was stored twice", event.id));
+        }
         chats
             .entry(event.chat.unwrap())
             .or_default()
             .push(event.key.unwrap().to_string());
     }
+    let mut parts: HashMap<&str, usize> = HashMap::new();
+    for (of, _) in chats.values().flatten().filter_map(|key| item_of(key)) {
+        *parts.entry(of).or_default() += 1;
+    }
+    for (of, stored) in &parts {
+        if *stored != ITEMS {
+            violations.push(format!("{stored} events of {of} were stored"));
+        }
+    }
+    let batches = parts.len();
     let mut starts: HashMap<&str, (usize, usize)> = HashMap::new();
     for (place, mark) in marks.iter().enumerate().filter(|(_, mark)| mark.is_start) {
         starts.entry(&mark.key).or_insert((place, place)).1 = place;
@@ -335,8 +352,11 @@ async fn survives(count: usize, url: &str, inbox: &Inbox, mut storage: Storage) 
             .iter()
             .flat_map(|first| keys.iter().map(move |it| (first, it)))
         {
-            // Two that were sent at the same time may be accepted in either order.
-            let is_before = acknowledged.get(first).is_some_and(|at| *at < sent[second]);
+            // Two that were sent at the same time may be accepted in either order, unless in one delivery.
+            let is_before = match (item_of(first), item_of(second)) {
+                (Some((of, at)), Some((of_second, at_second))) if of == of_second => at < at_second,
+                _ => acknowledged.get(first).is_some_and(|at| *at < sent[second]),
+            };
             if is_before && starts[&**first].1 > starts[&**second].0 {
                 violations.push(format!("{second} started before {first}"));
             }
@@ -417,8 +437,8 @@ async fn survives(count: usize, url: &str, inbox: &Inbox, mut storage: Storage) 
         }
     }
     println!(
-        "{count} receivers, {kills} faults, {storage_failed} of the storage: {} acknowledged, {} attempts, longest wait \
-         {longest:.1?}, {} dead letters, {interrupted} interrupted by stops",
+        "{count} receivers, {kills} faults, {storage_failed} of the storage: {} acknowledged, {batches} deliveries of \
+         {ITEMS}, {} attempts, longest wait {longest:.1?}, {} dead letters, {interrupted} interrupted by stops",
         acknowledged.len(),
         marks.iter().filter(|mark| mark.is_start).count(),
         redriven.len()
@@ -457,7 +477,7 @@ async fn finds_a_culprit(
     });
     let began = Instant::now();
     for (chat, key) in keys.enumerate() {
-        let request = request(&key, 2 * CHATS + chat);
+        let request = request(&[(&key, 2 * CHATS + chat)]);
         let address = receivers[chat % receivers.len()].address();
         assert_eq!(sender.send(address, &request), Some(true), "{key}");
     }
@@ -609,6 +629,8 @@ impl Receiver {
         command
             .args(["--inbox", inbox, "--exec", &handler, "--concurrency", "4"])
             .args(["--lease", &LEASE.as_secs().to_string(), "--grace", grace])
+            .arg("--sender")
+            .arg(sender(dir))
             .env("WEBHOOK_SECRET", SECRET)
             .env("RUST_LOG", "warn");
         let server = Server::start_by(&mut command);
@@ -671,11 +693,15 @@ impl Sender {
     fn work(&self, sender: usize) {
         for number in 0.. {
             let key = format!("event-{sender}-{number}");
-            let request = request(&key, fastrand::usize(..CHATS));
-            self.sent
-                .lock()
-                .unwrap()
-                .insert(key.clone(), Instant::now());
+            let [chat, other] = [(); 2].map(|()| fastrand::usize(..CHATS));
+            let keys: Vec<_> = match number % 4 {
+                1 => (1..=ITEMS).map(|at| format!("{key}.{at}")).collect(),
+                _ => vec![key],
+            };
+            let chats = [chat, other, chat];
+            let events: Vec<_> = keys.iter().map(String::as_str).zip(chats).collect();
+            let request = request(&events);
+            self.sent(&keys);
             loop {
                 if self.stop.load(Ordering::SeqCst) {
                     return;
@@ -683,14 +709,14 @@ impl Sender {
                 let address = *fastrand::choice(self.addresses.lock().unwrap().iter()).unwrap();
                 match self.send(address, &request) {
                     Some(true) => {
-                        self.acknowledged(key);
+                        self.acknowledged(&keys);
                         break;
                     }
                     _ => thread::sleep(Duration::from_millis(50)),
                 }
             }
             // Each event starts a command. With a backlog, those that were interrupted would wait for their turn.
-            thread::sleep(Duration::from_millis(200));
+            thread::sleep(Duration::from_millis(200) * keys.len() as u32);
             while self.backlog.load(Ordering::SeqCst) > BACKLOG && !self.stop.load(Ordering::SeqCst)
             {
                 thread::sleep(Duration::from_millis(50));
@@ -698,11 +724,14 @@ impl Sender {
         }
     }
 
-    fn acknowledged(&self, key: String) {
-        self.acknowledged
-            .lock()
-            .unwrap()
-            .insert(key, Instant::now());
+    fn sent(&self, keys: &[String]) {
+        let now = keys.iter().map(|key| (key.clone(), Instant::now()));
+        self.sent.lock().unwrap().extend(now);
+    }
+
+    fn acknowledged(&self, keys: &[String]) {
+        let now = keys.iter().map(|key| (key.clone(), Instant::now()));
+        self.acknowledged.lock().unwrap().extend(now);
     }
 
     /// Waits until deliveries are refused.
@@ -721,15 +750,12 @@ impl Sender {
             until(&format!("the answer {status}"), || {
                 let number = NUMBER.fetch_add(1, Ordering::SeqCst);
                 let key = format!("probe-{number}");
-                self.sent
-                    .lock()
-                    .unwrap()
-                    .insert(key.clone(), Instant::now());
+                self.sent(std::slice::from_ref(&key));
                 // Hundreds are accepted before the disk is full. In one chat, they would be handled for minutes.
-                let request = request(&key, 3 * CHATS + number);
+                let request = request(&[(&key, 3 * CHATS + number)]);
                 let accepted = self.send(receiver.address(), &request)?;
                 if accepted {
-                    self.acknowledged(key);
+                    self.acknowledged(&[key]);
                 }
                 (accepted == with).then_some(())
             });
@@ -764,12 +790,45 @@ impl Sender {
     }
 }
 
-fn request(key: &str, chat: usize) -> String {
-    let body = format!(r#"{{"id":"chat-{chat}"}}"#);
+/// A delivery of one event, or of several, each with its key and its chat.
+fn request(events: &[(&str, usize)]) -> String {
+    let items = events
+        .iter()
+        .map(|(key, chat)| format!(r#"{{"key":"{key}","chat":"chat-{chat}"}}"#));
+    let items: Vec<_> = items.collect();
+    let body = match &items[..] {
+        [one] => one.clone(),
+        items => format!(r#"{{"events":[{}]}}"#, items.join(",")),
+    };
     format!(
         "POST /webhooks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-service-event: chat-closed\r\n\
-         idempotency-key: {key}\r\nx-service-hmac-sha256: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+         idempotency-key: {}\r\nx-service-hmac-sha256: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        events[0].0,
         Secret::new(SECRET).unwrap().sign(body.as_bytes()),
         body.len()
     )
+}
+
+/// The delivery of an event that came with others, and its place there.
+fn item_of(key: &str) -> Option<(&str, usize)> {
+    let (of, at) = key.rsplit_once('.')?;
+    Some((of, at.parse().ok()?))
+}
+
+/// The description of the sender, as a file in this directory.
+fn sender(dir: &Path) -> PathBuf {
+    let description = serde_json::json!({
+        "name": "chats",
+        "key": "idempotency-key",
+        "kind": "x-service-event",
+        "order": "/chat",
+        "batch": {"path": "/events/*", "key": "/key", "order": "/chat"},
+        "signature": {"headers": ["x-service-hmac-sha256"], "algorithm": "hmac-sha256", "coding": "hex"},
+    });
+    let file = dir.join("sender.json");
+    // Those that run read it again when it changes.
+    if !file.exists() {
+        fs::write(&file, description.to_string()).unwrap();
+    }
+    file
 }
