@@ -367,7 +367,8 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets the time limit of each operation of the store, or for storing an event in an inbox: 2 seconds by default, and
-    /// more than zero. When it has passed, the answer is 503 ([`Outcome::Unavailable`]). An inbox may have stored the event
+    /// more than zero. An inbox adds a second for each 4 MB of the body. When it has passed, the answer is 503
+    /// ([`Outcome::Unavailable`]). An inbox may have stored the event
     /// nevertheless; its next delivery is then a duplicate.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.route.given.store_timeout = Some(timeout);
