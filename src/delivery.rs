@@ -230,6 +230,7 @@ impl Item {
     }
 
     /// The item as a queue has stored it. `None` for an event that came alone.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn stored(
         delivery: Option<i64>,
         number: Option<u32>,

@@ -28,6 +28,7 @@ use super::route::Route;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::{Item, RawDelivery};
+use crate::execution::time_for;
 use crate::idempotency;
 use crate::outcome::{Outcome, name};
 use crate::sender::{Batches, Part, Parts};
@@ -135,7 +136,7 @@ impl Service<Request<Verified>> for Accept {
     fn call(&mut self, request: Request<Verified>) -> AcceptFuture {
         self.counting.start(&self.inbox);
         let limits = &self.route.limits;
-        let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
+        let retry_after = limits.policy.retry_every;
         let (answer, answered) = oneshot::channel();
         let headers = headers::kept(request.headers(), &self.inbox.settings.keep_headers);
         let batches = Batches::of(&request);
@@ -143,6 +144,7 @@ impl Service<Request<Verified>> for Accept {
         if !headers.is_empty() {
             delivery = delivery.with_headers(headers);
         }
+        let limit = limits.store_timeout + time_for(delivery.body().len());
         match Waits::begin(&self.inbox, delivery.body().len(), self.route.max_waiting) {
             Some(waits) => {
                 let route = Arc::clone(&self.route);
