@@ -79,6 +79,8 @@ profiles! {
     meta = "meta";
     /// GitLab, with a secret token.
     gitlab = "gitlab";
+    /// GitLab, with a signing token, as Standard Webhooks.
+    gitlab_signed = "gitlab-signed";
     /// Bitbucket Cloud.
     bitbucket = "bitbucket";
     /// Jira Cloud, with webhooks of an administrator.

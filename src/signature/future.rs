@@ -5,7 +5,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Request, Response};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
@@ -62,11 +62,14 @@ pin_project! {
         Verified {
             inner: S,
             request: Option<Request<Verified>>,
+            succeeds: Option<Arc<Config>>,
         },
         Inner {
             #[pin]
             future: S::Future,
             kind: Option<EventKind>,
+            // Of a sender that wants another answer than this crate's.
+            succeeds: Option<Arc<Config>>,
         },
     }
 }
@@ -143,10 +146,18 @@ where
                         Ok(Read::Event(verified)) if config.keeps(&verified) => {
                             watch.verified(verified.delivery(), &parts);
                             let request = Some(verified.into_request(parts));
-                            this.state.set(State::Verified { inner, request });
+                            let succeeds = success_of(config).map(|_| Arc::clone(config));
+                            this.state.set(State::Verified {
+                                inner,
+                                request,
+                                succeeds,
+                            });
                             continue;
                         }
-                        Ok(Read::Event(verified)) => filtered(&verified, &parts, watch, span),
+                        Ok(Read::Event(verified)) => {
+                            let response = filtered(&verified, &parts, watch, span);
+                            succeeded(response, success_of(config))
+                        }
                         Ok(Read::Challenge(reply)) => {
                             replied(reply, Some(EventKind::from_static("challenge")), span)
                         }
@@ -158,7 +169,11 @@ where
                     answered(watch, &response);
                     return Poll::Ready(Ok(response));
                 }
-                StateProj::Verified { inner, request } => {
+                StateProj::Verified {
+                    inner,
+                    request,
+                    succeeds,
+                } => {
                     // Only verified deliveries wait for it: others cannot use up a concurrency limit.
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
                         span.finish(Decision::FAILED);
@@ -169,17 +184,30 @@ where
                         return Poll::Pending;
                     };
                     let kind = Some(request.body().delivery().kind().clone());
-                    let future = inner.call(request);
-                    this.state.set(State::Inner { future, kind });
+                    let (future, succeeds) = (inner.call(request), succeeds.take());
+                    this.state.set(State::Inner {
+                        future,
+                        kind,
+                        succeeds,
+                    });
                 }
-                StateProj::Inner { future, kind } => {
+                StateProj::Inner {
+                    future,
+                    kind,
+                    succeeds,
+                } => {
                     let mut result = ready!(future.poll(cx));
                     span.finish(match (&mut result, kind.take()) {
                         (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
                     });
                     ended(watch, &result);
-                    return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
+                    let success = succeeds.as_ref().and_then(|it| success_of(it));
+                    return Poll::Ready(
+                        result.map(|response| {
+                            succeeded(response.map(ResponseBody::service), success)
+                        }),
+                    );
                 }
                 StateProj::Decided { decided, config } => {
                     let response = match decided.take() {
@@ -242,13 +270,43 @@ fn filtered<B>(
     response
 }
 
+fn said<B>(reply: Reply) -> Response<ResponseBody<B>> {
+    let mut response = ResponseBody::plain(reply.status, reply.content_type, reply.body);
+    if let Some(header) = reply.header {
+        response.headers_mut().insert(header.0, header.1);
+    }
+    response
+}
+
+#[inline]
+fn success_of(config: &Config) -> Option<&Reply> {
+    config.sender.described().success()
+}
+
+/// The answer that the sender wants to a delivery that was taken, in place of this crate's.
+fn succeeded<B>(
+    mut response: Response<ResponseBody<B>>,
+    success: Option<&Reply>,
+) -> Response<ResponseBody<B>> {
+    let is_success = Decision::of(&response).is_some_and(|it| it.outcome().is_some());
+    let Some(success) = success.filter(|_| is_success && response.status() == StatusCode::OK)
+    else {
+        return response;
+    };
+    let said = said(success.clone());
+    *response.status_mut() = said.status();
+    response.headers_mut().extend(said.headers().clone());
+    *response.body_mut() = said.into_body();
+    response
+}
+
 /// The response to a challenge, which has a kind if it was verified.
 fn replied<B>(
     reply: Reply,
     kind: Option<EventKind>,
     span: &DeliverySpan,
 ) -> Response<ResponseBody<B>> {
-    let mut response = ResponseBody::plain(reply.status, reply.content_type, reply.body);
+    let mut response = said(reply);
     span.finish(match kind {
         Some(kind) => Decision::sent_as(&mut response, kind),
         None => {

@@ -70,6 +70,9 @@ impl SignatureLayer {
         let limit = self.config.bounds.budget.limit;
         self.config.bounds.budget = Budget::new(limit, sender.policy().retry_every);
         self.config.throttle = Arc::default();
+        if let Some(bytes) = sender.max_body() {
+            self.config.bounds.max_body = bytes;
+        }
         self.config.route = route;
         self.config.sender = sender;
         Ok(self)

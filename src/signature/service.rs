@@ -17,7 +17,7 @@ use super::verify::{Authentication, Hashing};
 use crate::answer::ResponseBody;
 use crate::config::ConfigError;
 use crate::error::BoxError;
-use crate::sender::{Reply, Sender};
+use crate::sender::{Head, Reply, Sender};
 use crate::verified::Verified;
 
 /// The service of [`SignatureLayer`](super::SignatureLayer).
@@ -113,7 +113,7 @@ where
                 Arc::clone(&self.config),
             ),
             Err(refusal) => {
-                let decided = challenge(refusal, &parts, &self.config.sender);
+                let decided = challenge(refusal, &parts, &self.config);
                 ResponseFuture::decided(decided, parts, Arc::clone(&self.config))
             }
         }
@@ -130,20 +130,25 @@ where
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
     }
-    let (method, headers) = (&parts.method, &parts.headers);
-    let hashing = Hashing::new(&config.authentication, &config.sender, method, headers)
-        .map_err(Refusal::InvalidSignature)?;
+    let (uri, headers) = (Some(&parts.uri), &parts.headers);
+    let hashing = Hashing::new(
+        &config.authentication,
+        &config.sender,
+        Head::of_post(uri, headers),
+    );
+    let hashing = hashing.map_err(Refusal::InvalidSignature)?;
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
 }
 
-/// The answer to a refused request after all, if it is a challenge that is sent with GET.
-fn challenge(refusal: Refusal, parts: &Parts, sender: &Sender) -> Result<Reply, Refusal> {
+/// The answer to a refused request after all, if it is a challenge that is not signed.
+fn challenge(refusal: Refusal, parts: &Parts, config: &Config) -> Result<Reply, Refusal> {
     // Only after a refusal: a delivery never pays for the look-up.
-    if parts.method != Method::GET {
-        return Err(refusal);
-    }
-    let greeted = parts.uri.query().and_then(|query| sender.greeted(query));
-    match greeted {
+    let sender = &config.sender;
+    let hmac = |text: &[u8]| {
+        let coding = sender.described().scheme(&parts.headers).secret;
+        config.authentication.first()?.sign_as(coding, text)
+    };
+    match sender.greeted(parts, hmac) {
         None => Err(refusal),
         Some(reply) => reply.map_err(Refusal::InvalidChallenge),
     }

@@ -340,6 +340,9 @@ fn webhooks(args: &Options, route: &Route) -> Webhooks {
     if args.secrets.replay_guard {
         webhooks = webhooks.replay_guard();
     }
+    if args.secrets.equal_bodies {
+        webhooks = webhooks.equal_bodies();
+    }
     if args.secrets.reject_changed_bodies {
         webhooks = webhooks.reject_changed_bodies();
     }

@@ -94,6 +94,12 @@ pub(crate) struct Secrets {
     #[arg(long)]
     pub(crate) replay_guard: bool,
 
+    /// Handle equal bodies under different keys as different events, although the sender does not sign its keys
+    ///
+    /// Whoever captured a delivery can then have it handled again under another key.
+    #[arg(long, conflicts_with = "replay_guard")]
+    pub(crate) equal_bodies: bool,
+
     /// Refuse a key that was used with another body, with 422, instead of treating it as the same event
     #[arg(long)]
     pub(crate) reject_changed_bodies: bool,
