@@ -2,11 +2,14 @@
 //!
 //! `tests/senders/record` records what these say, in `tests/fixtures/senders`.
 
+mod additions;
 mod challenges;
 mod documented;
 mod inputs;
 #[cfg(feature = "public-keys")]
 mod public_keys;
+#[cfg(feature = "public-keys")]
+mod rsa;
 
 use std::convert::Infallible;
 use std::fs;
