@@ -33,6 +33,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
+use tower_webhook::inbox::internal::AcceptOne;
 use tower_webhook::inbox::internal::Settlement;
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::{MemoryQueue, MokaStore};
@@ -232,7 +233,7 @@ fn forged() -> Counted {
 /// Accepts events of 100 chats.
 async fn accept(queue: &Queue, events: &Events) {
     for _ in 0..DELIVERIES {
-        let accepted = queue.accept.accept(events.next(), None).await;
+        let accepted = queue.accept.accept_one(events.next(), None).await;
         drop(black_box(accepted.expect("room")));
     }
 }

@@ -158,8 +158,95 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
+    /// Of an event that came with others in a batch.
+    item: Option<Box<Item>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
     lent: Option<Arc<dyn Any + Send + Sync>>,
+}
+
+/// The place of an event in a batch: a delivery that has several events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Item {
+    number: u32,
+    count: u32,
+    /// A random number of the delivery, by which its other items are found.
+    pub(crate) delivery: i64,
+    kept: Option<Bytes>,
+}
+
+impl Item {
+    /// Describes item `number`, counted from 1, of `count` items.
+    #[must_use]
+    pub fn new(number: u32, count: u32) -> Self {
+        Self {
+            number,
+            count,
+            delivery: 0,
+            kept: None,
+        }
+    }
+
+    /// Sets what is kept of the delivery beside the item: a JSON object, in which each pointer of
+    /// [`keep`](crate::docs::senders#batches) that found something has its value.
+    #[must_use]
+    pub fn keep(self, kept: impl Into<Bytes>) -> Self {
+        Self {
+            kept: Some(kept.into()),
+            ..self
+        }
+    }
+
+    /// Returns the number of the item in its delivery, counted from 1.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Returns the number of items of the delivery.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        self.count
+    }
+
+    /// Returns what is kept of the delivery beside the item, as a JSON object, in which each pointer of
+    /// [`keep`](crate::docs::senders#batches) that found something has its value. `None` if nothing is kept.
+    #[must_use]
+    pub fn kept(&self) -> Option<&str> {
+        str::from_utf8(self.kept.as_deref()?).ok()
+    }
+
+    pub(crate) fn kept_bytes(&self) -> Option<&Bytes> {
+        self.kept.as_ref()
+    }
+
+    pub(crate) fn in_delivery(self, delivery: i64) -> Self {
+        Self { delivery, ..self }
+    }
+
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept = None;
+    }
+
+    /// The item as a queue has stored it. `None` for an event that came alone.
+    pub(crate) fn stored(
+        delivery: Option<i64>,
+        number: Option<u32>,
+        count: Option<u32>,
+        kept: Option<Bytes>,
+    ) -> Option<Self> {
+        Some(Self {
+            number: number?,
+            count: count?,
+            delivery: delivery?,
+            kept,
+        })
+    }
+}
+
+impl fmt::Display for Item {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "item {} of {}", self.number, self.count)
+    }
 }
 
 #[derive(Clone)]
@@ -219,6 +306,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
+            item: None,
             lent: None,
         };
         Self {
@@ -386,7 +474,38 @@ impl RawDelivery {
         self.content.headers.as_deref().unwrap_or(&NONE)
     }
 
-    /// Returns the body as it was received and signed.
+    /// Sets the place of the event in a batch. For queues, and for tests of handlers.
+    #[must_use]
+    pub fn with_item(self, item: Item) -> Self {
+        self.with_boxed_item(Some(Box::new(item)))
+    }
+
+    pub(crate) fn with_boxed_item(mut self, item: Option<Box<Item>>) -> Self {
+        // As a rule, there is none.
+        if item.is_some() {
+            Arc::make_mut(&mut self.content).item = item;
+        }
+        self
+    }
+
+    /// Returns the place of the event in its [batch](crate::docs::senders#batches), if it came in one.
+    ///
+    /// ```
+    /// use tower_webhook::event::EventKind;
+    /// use tower_webhook::{Item, RawDelivery};
+    ///
+    /// let item = Item::new(3, 17).keep(r#"{"/destination":"U-1"}"#);
+    /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}").with_item(item);
+    /// let item = delivery.item().unwrap();
+    /// assert_eq!(item.to_string(), "item 3 of 17");
+    /// assert_eq!(item.kept(), Some(r#"{"/destination":"U-1"}"#));
+    /// ```
+    #[must_use]
+    pub fn item(&self) -> Option<&Item> {
+        self.content.item.as_deref()
+    }
+
+    /// Returns the body as it was received and signed. That of an [item](Self::item) is its part of the batch.
     #[must_use]
     pub fn body(&self) -> &Bytes {
         &self.content.body

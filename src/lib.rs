@@ -285,7 +285,7 @@ pub mod docs;
 pub use self::answer::DeliveryRejection;
 pub use self::answer::{Decision, ResponseBody, RouterResponseFuture};
 pub use self::config::ConfigError;
-pub use self::delivery::{DecodeError, Delivery, IdempotencyKey, InvalidKey, RawDelivery};
+pub use self::delivery::{DecodeError, Delivery, IdempotencyKey, InvalidKey, Item, RawDelivery};
 pub use self::event::{Event, EventKind, SenderPolicy};
 pub use self::execution::{DrainTimeout, Runs};
 pub use self::handler::{Handler, HandlerError, HandlerResult};

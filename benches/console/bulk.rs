@@ -14,6 +14,7 @@ use http::Request;
 use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
+use tower_webhook::inbox::internal::AcceptOne;
 use tower_webhook::inbox::internal::{self, Settlement};
 use tower_webhook::inbox::{
     ActionKind, BulkState, EventId, EventState, Failure, Filter, Inbox, Queue, Seen,
@@ -140,7 +141,7 @@ async fn die(queue: &Queue, count: u64, hold_lane: bool) -> Result<Vec<EventId>>
     let mut dead = Vec::new();
     while (dead.len() as u64) < count {
         let some = (0..AT_ONCE).filter_map(|_| events.next_of(count));
-        try_join_all(some.map(|event| queue.accept.accept(event, None))).await?;
+        try_join_all(some.map(|event| queue.accept.accept_one(event, None))).await?;
         let claimed = queue.claim.claim(&[take().into()], AT_ONCE, 0).await?;
         let bury = Settlement::Dead {
             failure: Failure::new("failed", "the CRM answered 502 Bad Gateway")

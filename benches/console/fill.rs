@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
+use tower_webhook::inbox::internal::AcceptOne;
 use tower_webhook::inbox::internal::{Lane, Settlement};
 use tower_webhook::inbox::{Failure, Filter, Page, Queue};
 use tower_webhook::store::EventKey;
@@ -128,7 +129,7 @@ async fn wait_and_fail(queue: &Queue, count: u64) -> Result<Unsettled> {
         let (queue, events) = (Arc::clone(&queue.accept), Arc::clone(&events));
         callers.spawn(async move {
             while let Some(event) = events.next_of(count) {
-                queue.accept(event, None).await?;
+                queue.accept_one(event, None).await?;
             }
             anyhow::Ok(())
         });
@@ -237,11 +238,11 @@ async fn count_all(queue: &Queue) -> Result<()> {
 /// So that the kinds exist: that of all events, and one of which all events were deleted.
 async fn accept_both_kinds(queue: &Queue) -> Result<()> {
     let events = Events::of_chats(1);
-    queue.accept.accept(events.next(), None).await?;
+    queue.accept.accept_one(events.next(), None).await?;
     let mut rare = events.next();
     rare.delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}");
     (rare.lane, rare.chat, rare.key) = (None, None, None);
-    queue.accept.accept(rare, None).await?;
+    queue.accept.accept_one(rare, None).await?;
     Ok(())
 }
 

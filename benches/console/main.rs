@@ -36,7 +36,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tower::ServiceExt;
 use tower_webhook::inbox::Inbox;
-use tower_webhook::inbox::internal::{self, AcceptEvents, Accepted};
+use tower_webhook::inbox::internal::{self, AcceptEvents, AcceptOne, Accepted};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook_console::Console;
@@ -398,7 +398,7 @@ async fn accept(
             let (queue, event) = (Arc::clone(&queue), events.next());
             callers.spawn(async move {
                 let began = Instant::now();
-                let accepted = queue.accept(event, None).await?;
+                let accepted = queue.accept_one(event, None).await?;
                 ensure!(matches!(accepted, Accepted::New { .. }), "not accepted");
                 Ok(began.elapsed().as_secs_f64() * 1e3)
             });

@@ -11,6 +11,7 @@ use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tower::service_fn;
+use tower_webhook::inbox::internal::AcceptOne;
 use tower_webhook::inbox::internal::{Settled, Settlement};
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::sqlite::SqliteQueue;
@@ -93,7 +94,7 @@ pub(crate) async fn fill(queue: &Queue, events: &Arc<Events>, count: u64) -> Res
         let (queue, events) = (Arc::clone(&queue.accept), Arc::clone(events));
         callers.spawn(async move {
             while let Some(event) = events.next_of(count) {
-                queue.accept(event, None).await?;
+                queue.accept_one(event, None).await?;
             }
             anyhow::Ok(())
         });
@@ -110,7 +111,7 @@ async fn probe(queue: &Queue, events: &Events, samples: u64) -> Result<(f64, f64
     for _ in 0..samples {
         let event = events.next();
         let began = Instant::now();
-        queue.accept.accept(event, None).await?;
+        queue.accept.accept_one(event, None).await?;
         accepts.push(began.elapsed().as_secs_f64() * 1e6);
 
         let began = Instant::now();

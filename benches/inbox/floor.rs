@@ -13,7 +13,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, params};
 use tokio::runtime::Builder;
 use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::internal::{AcceptEvents, Accepted, NewEvent, SettleEvents, Settlement};
+use tower_webhook::inbox::internal::{AcceptOne, Accepted, NewEvent, SettleEvents, Settlement};
 use tower_webhook::sqlite::SqliteQueue;
 
 use crate::contest::Effort;
@@ -105,7 +105,7 @@ fn queue(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64>
             let mut count = 0;
             while clock.is_running() {
                 let take = settles.then(take);
-                let accepted = queue.accept(events.next(), take.as_ref()).await?;
+                let accepted = queue.accept_one(events.next(), take.as_ref()).await?;
                 let Accepted::New { taken, .. } = accepted else {
                     bail!("a new event is {accepted:?}");
                 };

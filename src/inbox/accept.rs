@@ -20,17 +20,18 @@ use tokio::time::Instant;
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::event::{Lane, NewEvent, TOO_MANY_KINDS};
-use super::handle::Inbox;
+use super::event::{Failure, Lane, NewEvent, TOO_MANY_KINDS};
+use super::handle::{Inbox, Shared};
 use super::headers;
 use super::queue::Accepted;
 use super::route::Route;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
-use crate::delivery::RawDelivery;
+use crate::delivery::{Item, RawDelivery};
 use crate::idempotency;
-use crate::outcome::Outcome;
-use crate::store::{Identity, StoreError};
+use crate::outcome::{Outcome, name};
+use crate::sender::{Part, Parts};
+use crate::store::{EventKey, Identity, StoreError};
 use crate::task::AbortOnDrop;
 use crate::telemetry::Kept;
 use crate::verified::Verified;
@@ -256,72 +257,162 @@ async fn accept(
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
+    let events = events(delivery, &route);
+    let (Some(first), Some(last)) = (events.first(), events.last()) else {
+        // An empty batch.
+        let _ = answer.send(Ok(Outcome::Accepted));
+        return;
+    };
     if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
-        && !shared.has(&delivery, limits.store_timeout).await
+        // What was stored in one step is known as a whole.
+        && !(shared.has(&first.delivery, limits.store_timeout).await
+            && (events.len() == 1 || shared.has(&last.delivery, limits.store_timeout).await))
     {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }
-    let event = new_event(delivery, &route);
-    let room = shared.workers.room_for(&event);
-    let kind = event.delivery.kind().clone();
-    let mut dead = event.dead.as_ref().map(|failure| failure.reason.clone());
+    let room = shared.workers.room_for(&events);
     let asked = Instant::now();
-    let accepting = shared
-        .queue
-        .accept
-        .accept(event, room.as_ref().map(|room| &*room.take));
+    let take = room.as_ref().map(|room| &*room.take);
+    let accepting = shared.queue.accept.accept(Arc::clone(&events), take);
     // Longer than the client waits: what takes effect late is handled here, too.
     let accepting = shared.call_within(limits.lease(), "accept", accepting);
     let result = accepting.await;
     drop(waits);
-    let retry_after = limits.policy.retry_every;
-    let id = match &result {
-        Ok(Accepted::DeadLetter { id }) => {
-            let [_, reason] = TOO_MANY_KINDS;
-            dead = Some(reason.to_owned());
-            Some(id.0)
-        }
-        Ok(Accepted::New { id, .. }) => Some(id.0),
-        Ok(Accepted::Spooled) => Some(0),
-        _ => None,
-    };
-    if let (Some(event), Some(reason)) = (id, &dead) {
-        let observers = shared.observers();
-        observers.accepted_dead(&route.name, &kind, event, reason);
-    }
     let (answered, taken) = match result {
-        Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
-        Ok(Accepted::Spooled | Accepted::DeadLetter { .. }) => (Ok(Outcome::Accepted), None),
-        Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, &route), None),
-        Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
-        Ok(Accepted::BodyReplayed) => (
-            Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed)),
-            None,
-        ),
-        Err(error) => (Ok(Outcome::unavailable(error, retry_after)), None),
+        Ok(mut accepted) => {
+            note_dead(shared, &events, &accepted);
+            let taken = accepted.iter_mut().find_map(|accepted| match accepted {
+                Accepted::New { taken, .. } => taken.take(),
+                _ => None,
+            });
+            (answer_to(&accepted, &events), taken)
+        }
+        Err(error) => {
+            let unavailable = Outcome::unavailable(error, limits.policy.retry_every);
+            (Ok(unavailable), None)
+        }
     };
     let is_new = matches!(answered, Ok(Outcome::Accepted));
+    let is_more = events.len() > 1;
+    drop(events);
     let _ = answer.send(answered);
-    match (taken, room) {
-        (Some(event), Some(room)) => (room.start)(*event, asked).await,
-        // All workers were busy, and one of them may be free by now.
-        (None, None) if is_new => shared.workers.wake(),
-        _ => {}
+    if is_new && (taken.is_none() || is_more) {
+        // All workers were busy, and one of them may be free by now; or there are events that nobody was offered.
+        shared.workers.wake();
+    }
+    if let (Some(event), Some(room)) = (taken, room) {
+        (room.start)(*event, asked).await;
     }
 }
 
-fn duplicate(same_body: bool, route: &Route) -> Answered {
-    if !same_body {
-        if route.reject_changed_bodies {
-            return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
+/// Tells observers which events are dead letters from the start.
+fn note_dead(shared: &Shared, events: &[NewEvent], accepted: &[Accepted]) {
+    for (event, accepted) in events.iter().zip(accepted) {
+        let [_, one_kind_more] = TOO_MANY_KINDS;
+        let (id, reason) = match accepted {
+            Accepted::DeadLetter { id } => (id.0, Some(one_kind_more)),
+            Accepted::New { id, .. } => (id.0, None),
+            Accepted::Spooled => (0, None),
+            _ => continue,
+        };
+        let reason = reason.or_else(|| Some(&*event.dead.as_ref()?.reason));
+        if let Some(reason) = reason {
+            let (route, kind) = (event.delivery.route(), event.delivery.kind());
+            shared.observers().accepted_dead(route, kind, id, reason);
         }
-        tracing::warn!(
-            "the key was accepted before, with another body: the delivery counts as the same event, and the first \
-             body is handled"
-        );
     }
-    Ok(Outcome::Replayed)
+}
+
+/// The answer to a delivery, by what became of its events.
+fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
+    let mut is_new = false;
+    for (accepted, event) in accepted.iter().zip(events) {
+        match accepted {
+            Accepted::InFlight { remaining } => {
+                let remaining = *remaining;
+                return Ok(Outcome::InFlight { remaining });
+            }
+            Accepted::BodyReplayed => {
+                return Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed));
+            }
+            Accepted::Duplicate { same_body: false } if event.rejects_changed_body => {
+                return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
+            }
+            Accepted::Duplicate { same_body: false } => tracing::warn!(
+                "the key was accepted before, with another body: the delivery counts as the same event, and the first \
+                 body is handled"
+            ),
+            Accepted::Duplicate { same_body: true } => {}
+            Accepted::New { .. } | Accepted::DeadLetter { .. } | Accepted::Spooled => is_new = true,
+        }
+    }
+    Ok(match is_new {
+        true => Outcome::Accepted,
+        false => Outcome::Replayed,
+    })
+}
+
+/// The events of a delivery: one, unless it is a batch.
+fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
+    let parts = match &route.batches {
+        Some(sender) => sender.parts(&delivery),
+        None => Parts::Whole,
+    };
+    let parts = match parts {
+        Parts::Items(parts) => parts,
+        Parts::Whole => return [new_event(delivery, route)].into(),
+        Parts::TooMany => {
+            let reason = "the delivery has more than 10,000 items, which are not taken apart";
+            return [NewEvent {
+                dead: Some(Failure::new(name::UNDECODABLE, reason)),
+                ..new_event(delivery, route)
+            }]
+            .into();
+        }
+    };
+    let (count, number) = (
+        u32::try_from(parts.len()).unwrap_or(u32::MAX),
+        fastrand::i64(..),
+    );
+    // The body of the delivery is guarded, under a key that is not signed.
+    let guard = Identity::of(&delivery, route.replay_guard).guard;
+    let item = |(at, part)| {
+        item_event(
+            part,
+            &delivery,
+            Item::new(at, count).in_delivery(number),
+            guard,
+            route,
+        )
+    };
+    (1..).zip(parts).map(item).collect()
+}
+
+fn item_event(
+    part: Part,
+    of: &RawDelivery,
+    item: Item,
+    guard: Option<EventKey>,
+    route: &Route,
+) -> NewEvent {
+    let delivery = part.delivery(of, item);
+    let chat = match part.kind {
+        Ok(_) => route
+            .lane_of
+            .chat_of_item(&delivery, part.order)
+            .map_err(|error| error.to_string()),
+        Err(reason) => Err(reason),
+    };
+    let dead = chat
+        .as_ref()
+        .err()
+        .map(|reason| Failure::new(name::UNDECODABLE, reason));
+    NewEvent {
+        guard: guard.filter(|_| !part.has_own_key),
+        rejects_changed_body: false,
+        ..event(delivery, chat.unwrap_or_default(), dead, route)
+    }
 }
 
 fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
@@ -329,7 +420,17 @@ fn new_event(delivery: RawDelivery, route: &Route) -> NewEvent {
         Ok(chat) => (chat, None),
         Err(error) => (None, Some(Outcome::Undecodable(error).failure(None))),
     };
-    let Identity { key, guard } = Identity::of(&delivery, route.replay_guard);
+    event(delivery, chat, dead, route)
+}
+
+fn event(
+    delivery: RawDelivery,
+    chat: Option<String>,
+    dead: Option<Failure>,
+    route: &Route,
+) -> NewEvent {
+    let is_guarded = route.replay_guard && delivery.item().is_none();
+    let Identity { key, guard } = Identity::of(&delivery, is_guarded);
     NewEvent {
         lane: chat.as_deref().map(|chat| Lane::at(&route.name, chat)),
         chat,

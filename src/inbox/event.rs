@@ -40,7 +40,8 @@ pub struct NewEvent {
     pub delivery: RawDelivery,
     /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
     pub key: Option<EventKey>,
-    /// The digests of the body and the key, if the body must not have been accepted under another key.
+    /// The digests of the body and the key, if the body must not have been accepted under another key. The items of a batch
+    /// share those of their delivery: one that was accepted under the same key refuses none of them.
     pub guard: Option<EventKey>,
     /// Whether a delivery with the key and another body is refused. A queue that accepts an event before it can compare
     /// bodies, such as a spool, needs it later.
@@ -63,6 +64,16 @@ pub struct Take {
     pub lease: Duration,
     /// The kinds that the worker takes. An event of another kind stays in its lane, which waits for it.
     pub kinds: Kinds,
+}
+
+impl Take {
+    /// The position of the only event of a delivery that may be taken: the first one of its kinds.
+    pub(crate) fn first_of(&self, events: &[NewEvent]) -> Option<usize> {
+        events.iter().position(|event| {
+            self.kinds
+                .takes(event.delivery.route(), event.delivery.kind())
+        })
+    }
 }
 
 /// What a worker takes of one of its routes in a claim.

@@ -47,6 +47,18 @@ impl LaneOf {
         Ok(chat.map(|chat| stored_chat(chat).into_owned()))
     }
 
+    /// The same of an item of a batch, whose description says the order.
+    pub(crate) fn chat_of_item(
+        &self,
+        item: &RawDelivery,
+        order: Option<String>,
+    ) -> Result<Option<String>, DecodeError> {
+        match self {
+            Self::Application { .. } => self.chat(item),
+            _ => Ok(order.map(|order| stored_chat(order).into_owned())),
+        }
+    }
+
     fn whole_chat<'a>(
         &self,
         delivery: &'a RawDelivery,

@@ -81,8 +81,8 @@ pub mod internal {
     };
     pub use super::handlers::NewNote;
     pub use super::queue::{
-        AcceptEvents, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents, ForgetChats,
-        ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
+        AcceptEvents, AcceptOne, Accepted, ChangeEvents, ClaimEvents, Claims, CountEvents,
+        ForgetChats, ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
     };
     pub use super::records::{FORGET_STEP, Forgotten, forget_all};
     pub use super::worker::Tuning;
@@ -92,6 +92,12 @@ pub mod internal {
     #[must_use]
     pub fn queue(inbox: &super::Inbox) -> &super::Queue {
         &inbox.shared.queue
+    }
+
+    /// Sets the number of the delivery of an item.
+    #[must_use]
+    pub fn in_delivery(item: crate::Item, delivery: i64) -> crate::Item {
+        item.in_delivery(delivery)
     }
 
     /// Has everything of an inbox observed.

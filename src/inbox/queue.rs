@@ -14,7 +14,7 @@ use super::event::{
 use super::handlers::{HandlerNote, NewNote, Retired};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
 use crate::route::Scope;
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
 use crate::telemetry::{Count, CountsOf, Observers};
 
 /// The storage behind an [`Inbox`](super::Inbox), made from a [`MemoryQueue`](crate::memory::MemoryQueue), a `SqliteQueue`, a
@@ -134,16 +134,23 @@ impl Queue {
 /// No method has a default, so that no queue inherits a race.
 #[async_trait]
 pub trait AcceptEvents: Send + Sync + 'static {
-    /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
-    /// as the queue.
+    /// Stores the events of a delivery, or recognises them as duplicates, in one atomic step. When this returns, they are as
+    /// durable as the queue. Returns what became of each, in their order.
     ///
-    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
-    /// and is the first one in its lane.
+    /// If one is [refused](Accepted::refuses_all), nothing is stored, and this is all that is returned. Of several with one
+    /// key, the first one counts. Their order is that of acceptance.
+    ///
+    /// With `take`, the first event of its kinds is taken in the same step if it can be taken: it is new, is not paused, and
+    /// is the first one in its lane.
     ///
     /// An event that is not taken is stored as a dead letter if none of its kind is first in its lane, but those of
     /// [`MOST_WAITING_KINDS`](super::event::MOST_WAITING_KINDS) other kinds of its route are. One whose kind a worker
     /// [has noted](CountEvents::note_handlers) is not: forged kinds must not keep it from a busy worker.
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError>;
 }
 
 /// Hands events to workers under leases.
@@ -363,6 +370,30 @@ pub struct Tables {
     pub is_writable: bool,
 }
 
+/// Accepts single events.
+#[async_trait]
+pub trait AcceptOne: AcceptEvents {
+    /// Accepts a delivery of one event.
+    async fn accept_one(
+        &self,
+        event: NewEvent,
+        take: Option<&Take>,
+    ) -> Result<Accepted, StoreError> {
+        let accepted = self.accept([event].into(), take).await?.pop();
+        accepted.ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, "no answer to an event"))
+    }
+}
+
+impl<Q: AcceptEvents + ?Sized> AcceptOne for Q {}
+
+impl Accepted {
+    /// Whether nothing of its delivery is stored.
+    #[must_use]
+    pub fn refuses_all(&self) -> bool {
+        matches!(self, Self::InFlight { .. } | Self::BodyReplayed)
+    }
+}
+
 /// The result of accepting an event.
 #[derive(Debug)]
 pub enum Accepted {
@@ -388,7 +419,7 @@ pub enum Accepted {
         /// The rest of that run's lease, unless it is renewed.
         remaining: Duration,
     },
-    /// Its body was accepted before under another key, which [`NewEvent::guard`] forbids.
+    /// Its body, or that of its delivery, was accepted before under another key, which [`NewEvent::guard`] forbids.
     BodyReplayed,
     /// It was stored in front of the queue, which cannot be reached now or has not got all that was stored there before.
     Spooled,

@@ -15,7 +15,7 @@ use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
 use super::queue::ForgetChats;
 use super::text::has_text;
-use crate::delivery::IdempotencyKey;
+use crate::delivery::{IdempotencyKey, Item};
 use crate::event::EventKind;
 use crate::route::{EventType, RouteName, Scope};
 use crate::store::StoreError;
@@ -31,6 +31,9 @@ pub struct Forgotten {
     /// The events that the next step begins with. `None` if all events of the chat are forgotten.
     pub rest: Option<RangeInclusive<EventId>>,
 }
+
+/// The most other events of a batch that a record has.
+pub(crate) const MOST_OTHERS: usize = 100;
 
 /// Forgets a chat in steps, and returns the number of bodies that were deleted.
 ///
@@ -294,6 +297,11 @@ pub struct EventRecord {
     pub body: Option<Bytes>,
     /// The headers of the delivery that were [kept](super::Inbox::keep_headers). They are deleted with the body.
     pub headers: HeaderMap,
+    /// Its place in its [batch](crate::docs::senders#batches), if it came in one. What is kept beside the item is deleted with
+    /// the body.
+    pub item: Option<Item>,
+    /// The other events of that batch, by the number of their items: the first 100.
+    pub others: Vec<(u32, EventId)>,
     /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
     /// keep only the latest ones: those of this crate keep 100.
     pub failures: Vec<PastFailure>,

@@ -29,7 +29,7 @@ struct Registered {
 /// A worker, for every type of queue and service.
 pub(super) trait Local: Send + Sync {
     /// Reserves room for an event, if it is one that the worker takes.
-    fn reserve(&self, event: &NewEvent) -> Option<Room>;
+    fn reserve(&self, events: &[NewEvent]) -> Option<Room>;
     fn wake(&self);
     /// Returns what ends the attempt of an event, if it is in progress.
     fn revocation(&self, id: EventId) -> Option<Revocation>;
@@ -57,10 +57,10 @@ impl Workers {
     }
 
     /// Reserves room for an event in a worker that takes it, if one has room.
-    pub(super) fn room_for(&self, event: &NewEvent) -> Option<Room> {
+    pub(super) fn room_for(&self, events: &[NewEvent]) -> Option<Room> {
         lock(&self.all)
             .iter()
-            .find_map(|registered| registered.worker.reserve(event))
+            .find_map(|registered| registered.worker.reserve(events))
     }
 
     /// Returns what ends the attempt of an event that is in progress in this process, and no later one.

@@ -27,7 +27,7 @@ use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
-use crate::inbox::queue::{Accepted, Queue, Settled};
+use crate::inbox::queue::{AcceptOne, Accepted, Queue, Settled};
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
@@ -113,7 +113,7 @@ impl Process {
             dead: None,
         };
         let queue = &self.queue;
-        let accepted = queue.accept.accept(event, Some(&take)).await.unwrap();
+        let accepted = queue.accept.accept_one(event, Some(&take)).await.unwrap();
         let Accepted::New { id, taken } = accepted else {
             panic!("{accepted:?}");
         };

@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue, Uri};
 use serde::{Deserialize, Deserializer, de};
 
 use super::asked::{self, ChallengeDescription};
+use super::batch::BatchDescription;
 use super::media::Media;
 use super::pointer::{Pointer, Pointers};
 use super::rare::{Elsewhere, Rare};
@@ -31,6 +32,8 @@ pub(super) struct Description {
     kind: Option<KindField>,
     /// Where an event says which others it must not overtake.
     order: Option<First>,
+    /// Where the events of a delivery of several are.
+    batch: Option<BatchDescription>,
     /// What `{url}` stands for.
     pub(super) url: Option<String>,
     /// The sender sends equal bodies on purpose, so they are no replay.
@@ -62,15 +65,15 @@ pub(super) struct Description {
     untagged,
     expecting = "use a header, a JSON pointer, or `{ join = [...] }` with several of them"
 )]
-enum KeyField {
+pub(super) enum KeyField {
     One(String),
     Joined(Joined),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Joined {
-    join: Vec<String>,
+pub(super) struct Joined {
+    pub(super) join: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -78,7 +81,7 @@ struct Joined {
     untagged,
     expecting = "use a header, a JSON pointer, or a list of JSON pointers"
 )]
-enum First {
+pub(super) enum First {
     One(String),
     Several(Vec<String>),
 }
@@ -224,6 +227,9 @@ impl Description {
             return Err("title, about: use at least 1 and at most 300 bytes".to_owned());
         }
         let content_types = Media::read(&self.content_types)?;
+        if self.batch.is_some() && self.content_types.contains(&Media::Form) {
+            return Err("batch: a form has no array of events".to_owned());
+        }
         let is_asymmetric = self.signature.algorithm.is_asymmetric();
         let challenges = asked::read(&self.challenge, is_asymmetric)?;
         let described = Described {
@@ -245,6 +251,12 @@ impl Description {
                 .transpose()?,
             max_body: self.max_body,
             is_as_documented: self.as_documented,
+            batch: self
+                .batch
+                .as_ref()
+                .map(BatchDescription::batch)
+                .transpose()?
+                .map(Box::new),
         };
         Ok(Sender::new(described, policy))
     }

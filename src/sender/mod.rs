@@ -1,6 +1,7 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
 mod asked;
+mod batch;
 mod challenge;
 mod description;
 mod expected;
@@ -21,10 +22,12 @@ use std::time::SystemTime;
 
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
-use http::request::Parts;
+use http::request;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
 
+use self::batch::Batch;
+pub(crate) use self::batch::{Part, Parts};
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 pub(crate) use self::media::Media;
@@ -76,12 +79,23 @@ pub(crate) struct Described {
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
     order: Pointers,
+    /// Boxed, since most have none.
+    batch: Option<Box<Batch>>,
     challenges: Vec<Challenge>,
     /// `None` for JSON alone.
     content_types: Option<Box<[Media]>>,
     success: Option<Reply>,
     max_body: Option<u32>,
     is_as_documented: bool,
+}
+
+/// The longest key in bytes that is taken from a body or joined.
+pub(crate) const LONGEST_KEY: usize = 1024;
+
+/// Several texts as one key.
+pub(crate) fn joined(texts: &[Cow<'_, str>]) -> serde_json::Result<String> {
+    // A separator alone could stand in a part, too.
+    serde_json::to_string(texts)
 }
 
 impl Described {
@@ -284,7 +298,7 @@ impl Sender {
     /// first secret.
     pub(crate) fn greeted(
         &self,
-        head: &Parts,
+        head: &request::Parts,
         hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
     ) -> Option<Result<Reply, &'static str>> {
         let mut challenges = self.described.challenges.iter();

@@ -12,8 +12,8 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Seq
 pub(crate) struct Pointer(Vec<String>);
 
 /// What stands where a pointer points to.
-#[derive(Debug, PartialEq, Eq)]
-enum Found<'a> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Found<'a> {
     /// Nothing, or `null`. Also if a step before is null, absent or of another type.
     Nothing,
     Text(Cow<'a, str>),
@@ -23,24 +23,23 @@ enum Found<'a> {
 }
 
 /// The reason why a document has no clear answer. It quotes nothing of the document.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Unclear {
     /// It is no JSON, or one of the steps stands twice.
-    Json(serde_json::Error),
+    Json {
+        line: usize,
+        column: usize,
+    },
     Other(Pointer, &'static str),
 }
 
 impl fmt::Display for Unclear {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Its text may quote the document.
-            Self::Json(error) => {
-                let (line, column) = (error.line(), error.column());
-                write!(
-                    f,
-                    "the body is no JSON, or a name stands twice in it: line {line}, column {column}"
-                )
-            }
+            Self::Json { line, column } => write!(
+                f,
+                "the body is no JSON, or a name stands twice in it: line {line}, column {column}"
+            ),
             Self::Other(pointer, found) => {
                 write!(f, "`{pointer}` is {found}, and not a string or an integer")
             }
@@ -49,6 +48,14 @@ impl fmt::Display for Unclear {
 }
 
 impl std::error::Error for Unclear {}
+
+/// Only where it is: its text may quote the document.
+impl From<serde_json::Error> for Unclear {
+    fn from(error: serde_json::Error) -> Self {
+        let (line, column) = (error.line(), error.column());
+        Self::Json { line, column }
+    }
+}
 
 /// As it is written.
 impl fmt::Display for Pointer {
@@ -77,12 +84,21 @@ impl Pointer {
         Ok(Self(names))
     }
 
-    fn find<'a>(&self, json: &'a [u8]) -> Result<Found<'a>, Unclear> {
+    /// Its names, without escapes.
+    pub(super) fn names(&self) -> &[String] {
+        &self.0
+    }
+
+    /// What is left of it after its first names. At least one is left.
+    pub(super) fn without(&self, first: usize) -> Self {
+        Self(self.0[first.min(self.0.len() - 1)..].to_vec())
+    }
+
+    pub(super) fn find<'a>(&self, json: &'a [u8]) -> Result<Found<'a>, Unclear> {
         let mut deserializer = serde_json::Deserializer::from_slice(json);
-        let found = At(&self.0).deserialize(&mut deserializer);
-        let found = found.map_err(Unclear::Json)?;
+        let found = At(&self.0).deserialize(&mut deserializer)?;
         // Text after the document could be read differently by another parser.
-        deserializer.end().map_err(Unclear::Json)?;
+        deserializer.end()?;
         Ok(found)
     }
 }
@@ -134,9 +150,17 @@ impl Pointers {
 
     /// Returns the value, if there is one. An error if the document is unclear.
     pub(crate) fn find<'a>(&self, json: &'a [u8]) -> Result<Option<Cow<'a, str>>, Unclear> {
+        self.first(|_, pointer| pointer.find(json))
+    }
+
+    /// As [`find`](Self::find), with what `find` returns for each.
+    fn first<'a>(
+        &self,
+        mut find: impl FnMut(usize, &Pointer) -> Result<Found<'a>, Unclear>,
+    ) -> Result<Option<Cow<'a, str>>, Unclear> {
         let mut other = None;
-        for pointer in &self.list {
-            match pointer.find(json)? {
+        for (index, pointer) in self.list.iter().enumerate() {
+            match find(index, pointer)? {
                 Found::Text(text) => return Ok(Some(text)),
                 Found::Number(number) => return Ok(Some(number.into())),
                 Found::Other(found) => other = other.or(Some((pointer, found))),
@@ -163,7 +187,15 @@ impl Pointers {
         &self,
         body: &'a [u8],
     ) -> Result<Option<Cow<'a, str>>, Unclear> {
-        let found = self.find(body);
+        self.first_in_delivery(|_, pointer| pointer.find(body))
+    }
+
+    /// As [`find_in_delivery`](Self::find_in_delivery), with what `find` returns for each.
+    pub(super) fn first_in_delivery<'a>(
+        &self,
+        find: impl FnMut(usize, &Pointer) -> Result<Found<'a>, Unclear>,
+    ) -> Result<Option<Cow<'a, str>>, Unclear> {
+        let found = self.first(find);
         if !self.is_empty() && self.misses.load(Ordering::Relaxed) != DONE {
             self.note(&found);
         }
@@ -303,7 +335,7 @@ impl<'de> Visitor<'de> for At<'_> {
 }
 
 /// The index of an element. `None` for `-`, which is after the last one, and for digits after a zero (RFC 6901, section 4).
-fn index(name: &str) -> Option<usize> {
+pub(super) fn index(name: &str) -> Option<usize> {
     let is_number = name.bytes().all(|byte| byte.is_ascii_digit());
     let is_index = is_number && (name == "0" || !name.starts_with('0'));
     name.parse().ok().filter(|_| is_index)

@@ -10,7 +10,7 @@ use http::header::{
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Made, Media, Place, Sender};
+use crate::sender::{LONGEST_KEY, Made, Media, Place, Sender, joined};
 
 /// The length that the `Content-Length` header declares, if there is one. Refuses what a proxy may end elsewhere.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -104,9 +104,6 @@ pub(super) fn key_header<'a>(headers: &HeaderMap, sender: &'a Sender) -> Option<
     }
 }
 
-/// The longest key in bytes that is taken from a body or joined.
-const LONGEST_KEY: usize = 1024;
-
 #[inline]
 fn key(
     headers: &HeaderMap,
@@ -135,9 +132,7 @@ fn key(
                     None => return Ok(None),
                 }
             }
-            // A separator alone could stand in a part, too.
-            let joined = serde_json::to_string(&texts).map_err(Refusal::unreadable)?;
-            Some(Cow::Owned(joined))
+            Some(Cow::Owned(joined(&texts).map_err(Refusal::unreadable)?))
         }
     };
     match found {

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use crate::delivery::{RawDelivery, SPOOLED};
+use crate::delivery::{Item, RawDelivery, SPOOLED};
 use crate::event::EventKind;
 use crate::inbox::event::{Failure, NewEvent, TakenEvent};
 use crate::inbox::headers;
@@ -26,6 +26,7 @@ struct Rest {
     chat: Option<String>,
     retain_seconds: u64,
     dead: Option<Dead>,
+    item: Option<InBatch>,
 }
 
 impl Rest {
@@ -63,6 +64,41 @@ struct Dead {
     reason: String,
 }
 
+/// Its place in a batch.
+#[derive(Serialize, Deserialize)]
+struct InBatch {
+    delivery: i64,
+    number: u32,
+    count: u32,
+    kept: Option<String>,
+}
+
+impl InBatch {
+    fn of(item: &Item) -> Self {
+        Self {
+            delivery: item.delivery,
+            number: item.number(),
+            count: item.count(),
+            kept: item.kept().map(str::to_owned),
+        }
+    }
+
+    fn item(self) -> Option<Item> {
+        let Self {
+            delivery,
+            number,
+            count,
+            kept,
+        } = self;
+        Item::stored(
+            Some(delivery),
+            Some(number),
+            Some(count),
+            kept.map(Into::into),
+        )
+    }
+}
+
 fn random() -> u128 {
     let mut bytes = fastrand::u128(..).to_ne_bytes();
     // On an error, which no system of today returns, they stay as they are.
@@ -89,6 +125,7 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
             outcome: dead.outcome,
             reason: dead.reason,
         }),
+        item: event.delivery.item().map(InBatch::of),
     };
     let mut rest = serde_json::to_string(&rest)?;
     // JSON escapes all other characters that no header may have.
@@ -122,7 +159,8 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
             delivery.body().clone(),
         )
         .with_route(rest.route.parse().ok()?)
-        .with_headers(headers),
+        .with_headers(headers)
+        .with_boxed_item(rest.item.and_then(InBatch::item).map(Box::new)),
         key: Some(rest.key.event_key()),
         guard: rest.guard.map(|guard| guard.event_key()),
         rejects_changed_body: rest.rejects_changed_body,
@@ -143,6 +181,7 @@ pub(super) fn as_accepted(mut record: EventRecord) -> EventRecord {
     {
         let of = &mut record.summary;
         (of.route, of.kind, of.chat) = (route, kind, rest.chat);
+        record.item = rest.item.and_then(InBatch::item);
         record.headers.remove(&SPOOLED);
     }
     record

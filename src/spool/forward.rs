@@ -15,7 +15,7 @@ use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
 use crate::inbox::event::{
     EventId, Failure, Kinds, Lane, NewEvent, Settlement, Share, TOO_MANY_KINDS, Take, TakenEvent,
 };
-use crate::inbox::queue::{Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
+use crate::inbox::queue::{AcceptOne, Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -382,10 +382,10 @@ impl Shared {
     }
 
     async fn accept_late(&self, event: NewEvent, limit: Duration) -> Result<Accepted, StoreError> {
-        let it = Asked::of(&event);
-        match within(limit, self.queue.accept.accept(event, None)).await {
+        let it = Asked::of(std::slice::from_ref(&event));
+        match within(limit, self.queue.accept.accept_one(event, None)).await {
             Ok(accepted) => {
-                self.accepted(&it, &accepted).await;
+                self.accepted(&it, std::slice::from_ref(&accepted)).await;
                 self.close_breaker();
                 Ok(accepted)
             }
@@ -457,11 +457,11 @@ mod tests {
         spooled._task.0.abort();
         let (shared, mut chats) = (&spooled.shared, Chats::new());
         let holds_leases = || shared.holds_leases.load(Ordering::Relaxed);
-        drop(shared.gate.turn(None));
+        drop(shared.gate.turn(None.into()));
         shared.take(&mut chats, false).await.unwrap();
         assert!(!holds_leases());
 
-        drop(shared.gate.turn(None));
+        drop(shared.gate.turn(None.into()));
         let mut taking = pin!(shared.take(&mut chats, false));
         assert!(taking.as_mut().now_or_never().is_none());
         // A chat whose event could not be settled.

@@ -1,14 +1,14 @@
 //! The way that an event goes: to the queue, or to the file in front of it. An event goes to the file while the breaker is
 //! open, and behind those of its lane that are there.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
-use crate::inbox::event::Lane;
+use crate::inbox::event::{Lane, NewEvent};
 use crate::lock::lock;
 
 /// How long an event waits for the last ones of its lane in the file to be forwarded, instead of going behind them.
@@ -89,27 +89,85 @@ impl State {
     }
 }
 
+/// The lanes of the events of a delivery.
+#[derive(Clone, Default)]
+pub(super) struct Lanes {
+    /// How many events there are, also without a lane.
+    events: u32,
+    /// Each lane once, with the number of its events. Most deliveries have one event.
+    first: Option<(Lane, u32)>,
+    others: Vec<(Lane, u32)>,
+}
+
+impl Lanes {
+    pub(super) fn of(events: &[NewEvent]) -> Self {
+        if let [event] = events {
+            return event.lane.into();
+        }
+        let mut lanes = BTreeMap::<_, u32>::new();
+        for lane in events.iter().filter_map(|event| event.lane) {
+            *lanes.entry(lane).or_default() += 1;
+        }
+        let mut lanes = lanes.into_iter();
+        Self {
+            events: u32::try_from(events.len()).unwrap_or(u32::MAX),
+            first: lanes.next(),
+            others: lanes.collect(),
+        }
+    }
+
+    /// Of several, the smallest one.
+    pub(super) fn first(&self) -> Option<Lane> {
+        self.first.map(|(lane, _)| lane)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (Lane, u32)> {
+        self.first.into_iter().chain(self.others.iter().copied())
+    }
+
+    fn any(&self, state: &State, of: impl Fn(InLane) -> bool) -> bool {
+        self.each().any(|(lane, _)| of(state.of(Some(lane))))
+    }
+
+    fn change(&self, state: &mut State, change: impl Fn(&mut InLane, u32)) {
+        for (lane, events) in self.each() {
+            state.change(Some(lane), |of| change(of, events));
+        }
+    }
+}
+
+/// Of a single event.
+impl From<Option<Lane>> for Lanes {
+    fn from(lane: Option<Lane>) -> Self {
+        Self {
+            events: 1,
+            first: lane.map(|lane| (lane, 1)),
+            others: Vec::new(),
+        }
+    }
+}
+
 pub(super) enum Way<'a> {
     Queue(Direct<'a>),
     File(Storing<'a>),
 }
 
 impl Gate {
-    /// Returns the way that the next event of a lane goes.
-    pub(super) async fn way(&self, lane: Option<Lane>) -> Way<'_> {
+    /// Returns the way that the next delivery goes, whose events have these lanes.
+    pub(super) async fn way(&self, lanes: Lanes) -> Way<'_> {
         let mut give_up = None;
         let storing = loop {
             let changed = self.changed.notified();
             {
                 let mut state = lock(&self.state);
-                let of = state.of(lane);
-                if !state.is_open && !of.is_in_file() {
-                    state.change(lane, |of| of.direct += 1);
-                    return Way::Queue(Direct { gate: self, lane });
+                if !state.is_open && !lanes.any(&state, InLane::is_in_file) {
+                    lanes.change(&mut state, |of, _| of.direct += 1);
+                    return Way::Queue(Direct { gate: self, lanes });
                 }
-                let may_wait = !state.is_open && !of.fails && !of.is_refused && of.events <= FEW;
+                let stays = |of: InLane| of.fails || of.is_refused || of.events > FEW;
+                let may_wait = !state.is_open && !lanes.any(&state, stays);
                 if !may_wait || give_up.is_some_and(|give_up| give_up <= Instant::now()) {
-                    break self.storing(&mut state, lane);
+                    break self.storing(&mut state, lanes);
                 }
             }
             let give_up = *give_up.get_or_insert_with(|| Instant::now() + HANDOVER);
@@ -117,24 +175,25 @@ impl Gate {
         };
         loop {
             let changed = self.changed.notified();
-            if lock(&self.state).of(lane).direct == 0 {
+            let is_direct = |of: InLane| of.direct > 0;
+            if !storing.lanes.any(&lock(&self.state), is_direct) {
                 return Way::File(storing);
             }
             changed.await;
         }
     }
 
-    /// The way to the file of an event that was on its way to the queue.
-    pub(super) fn turn(&self, lane: Option<Lane>) -> Storing<'_> {
-        self.storing(&mut lock(&self.state), lane)
+    /// The way to the file of a delivery that was on its way to the queue.
+    pub(super) fn turn(&self, lanes: Lanes) -> Storing<'_> {
+        self.storing(&mut lock(&self.state), lanes)
     }
 
-    fn storing(&self, state: &mut State, lane: Option<Lane>) -> Storing<'_> {
+    fn storing(&self, state: &mut State, lanes: Lanes) -> Storing<'_> {
         state.storing += 1;
-        state.change(lane, |of| of.storing += 1);
+        lanes.change(state, |of, _| of.storing += 1);
         Storing {
             gate: self,
-            lane,
+            lanes,
             may_be_stored: true,
             has_failed: false,
         }
@@ -153,12 +212,12 @@ impl Gate {
         lock(&self.state).is_open
     }
 
-    /// Notes that the queue did not accept an event, with the number of its lane or, without one, of the event. Returns
-    /// whether its lane did not fail before, and whether the breaker has to open.
-    pub(super) fn failed(&self, lane: Option<Lane>, number: u128) -> (bool, bool) {
+    /// Notes that the queue did not accept a delivery, with the number of its first lane or, without one, of the event.
+    /// Returns whether one of its lanes did not fail before, and whether the breaker has to open.
+    pub(super) fn failed(&self, lanes: &Lanes, number: u128) -> (bool, bool) {
         let mut state = lock(&self.state);
-        let is_new = !state.of(lane).fails;
-        state.change(lane, |of| of.fails = true);
+        let is_new = lanes.first.is_none() || lanes.any(&state, |of| !of.fails);
+        lanes.change(&mut state, |of, _| of.fails = true);
         if state.failed.len() < LANES && !state.failed.contains(&number) {
             state.failed.push(number);
         }
@@ -166,11 +225,11 @@ impl Gate {
         (is_new, state.failed.len() == LANES)
     }
 
-    /// Notes that the queue has accepted an event.
-    pub(super) fn accepted(&self, lane: Option<Lane>) {
+    /// Notes that the queue has accepted a delivery.
+    pub(super) fn accepted(&self, lanes: &Lanes) {
         let mut state = lock(&self.state);
         state.failed.clear();
-        state.change(lane, |of| of.fails = false);
+        lanes.change(&mut state, |of, _| of.fails = false);
     }
 
     /// Has the queue asked whether it works.
@@ -258,38 +317,38 @@ impl Gate {
     }
 }
 
-/// An event that is on its way to the queue.
+/// A delivery that is on its way to the queue.
 pub(super) struct Direct<'a> {
     gate: &'a Gate,
-    lane: Option<Lane>,
+    lanes: Lanes,
 }
 
 impl Drop for Direct<'_> {
     fn drop(&mut self) {
         let mut state = lock(&self.gate.state);
-        state.change(self.lane, |of| of.direct -= 1);
-        if state.of(self.lane).storing > 0 {
+        self.lanes.change(&mut state, |of, _| of.direct -= 1);
+        if self.lanes.any(&state, |of| of.storing > 0) {
             self.gate.changed.notify_waiters();
         }
     }
 }
 
-/// An event that is being stored in the file. If this is dropped, it may have been.
+/// A delivery that is being stored in the file. If this is dropped, it may have been.
 pub(super) struct Storing<'a> {
     gate: &'a Gate,
-    lane: Option<Lane>,
+    lanes: Lanes,
     may_be_stored: bool,
     has_failed: bool,
 }
 
 impl Storing<'_> {
-    /// Notes that the file cannot store the event, which is refused. If none of its lane is there, the next one goes to the
-    /// queue.
+    /// Notes that the file cannot store the delivery, which is refused. If none of a lane is there, the next one of that goes
+    /// to the queue.
     pub(super) fn failed(mut self, may_be_stored: bool) {
         (self.may_be_stored, self.has_failed) = (may_be_stored, true);
     }
 
-    /// Notes that the event is not in the file.
+    /// Notes that the delivery is not in the file.
     pub(super) fn cancel(mut self) {
         self.may_be_stored = false;
     }
@@ -297,18 +356,20 @@ impl Storing<'_> {
 
 impl Drop for Storing<'_> {
     fn drop(&mut self) {
-        let stored = u32::from(self.may_be_stored);
+        let may_be_stored = self.may_be_stored;
         let mut state = lock(&self.gate.state);
         state.storing -= 1;
         state.stored += 1;
-        state.events += u64::from(stored);
-        state.has_events |= self.may_be_stored;
-        state.change(self.lane, |of| {
+        if may_be_stored {
+            state.events += u64::from(self.lanes.events);
+            state.has_events = true;
+        }
+        self.lanes.change(&mut state, |of, events| {
             of.storing -= 1;
             if self.has_failed {
                 of.fails &= of.storing > 0 || of.events > 0;
-            } else {
-                of.events += stored;
+            } else if may_be_stored {
+                of.events += events;
             }
         });
         self.gate.stored.notify_one();
@@ -327,7 +388,7 @@ mod tests {
     const LANE: Option<Lane> = Some(Lane(1));
 
     fn is_direct(gate: &Gate, lane: Option<Lane>) -> bool {
-        match gate.way(lane).now_or_never() {
+        match gate.way(lane.into()).now_or_never() {
             Some(Way::Queue(_)) => true,
             Some(Way::File(storing)) => {
                 storing.cancel();
@@ -342,7 +403,7 @@ mod tests {
         let gate = Gate::default();
         for stored in 1..=3 {
             let quiet = gate.quiet().unwrap();
-            let storing = gate.turn(LANE);
+            let storing = gate.turn(LANE.into());
             assert!(gate.is_busy());
             gate.empty(quiet);
             assert_eq!(gate.quiet(), None);
@@ -360,10 +421,10 @@ mod tests {
     async fn a_lane_with_an_event_that_was_stored_meanwhile_stays_in_the_file() {
         let gate = Gate::default();
         let is_direct = |lane| is_direct(&gate, lane);
-        drop(gate.turn(LANE));
+        drop(gate.turn(LANE.into()));
         assert!(!is_direct(LANE) && is_direct(Some(Lane(2))) && is_direct(None));
         let before = gate.quiet_lane(LANE);
-        let storing = gate.turn(LANE);
+        let storing = gate.turn(LANE.into());
         assert_eq!(gate.quiet_lane(LANE), None);
         gate.forwarded(LANE, before);
         drop(storing);
@@ -372,12 +433,12 @@ mod tests {
         gate.forwarded(LANE, gate.quiet_lane(LANE));
         assert!(is_direct(LANE));
         // What was not stored leaves nothing behind.
-        gate.turn(LANE).cancel();
+        gate.turn(LANE.into()).cancel();
         assert!(is_direct(LANE));
         // The lane of one that was refused without a key goes there, too.
-        gate.failed(LANE, 1);
+        gate.failed(&LANE.into(), 1);
         assert!(!is_direct(LANE));
-        gate.accepted(LANE);
+        gate.accepted(&LANE.into());
         assert!(is_direct(LANE) && lock(&gate.state).lanes.is_empty());
     }
 
@@ -385,15 +446,15 @@ mod tests {
     async fn a_lane_goes_to_the_queue_again_if_the_file_cannot_store() {
         let gate = Gate::default();
         for may_be_stored in [false, true] {
-            gate.failed(LANE, 1);
-            gate.turn(LANE).failed(may_be_stored);
+            gate.failed(&LANE.into(), 1);
+            gate.turn(LANE.into()).failed(may_be_stored);
             assert!(is_direct(&gate, LANE));
             // But not before what is there.
-            gate.failed(LANE, 1);
-            drop(gate.turn(LANE));
-            gate.turn(LANE).failed(may_be_stored);
+            gate.failed(&LANE.into(), 1);
+            drop(gate.turn(LANE.into()));
+            gate.turn(LANE.into()).failed(may_be_stored);
             assert!(!is_direct(&gate, LANE));
-            gate.accepted(LANE);
+            gate.accepted(&LANE.into());
             gate.forwarded(LANE, gate.quiet_lane(LANE));
             assert!(lock(&gate.state).lanes.is_empty());
         }
@@ -402,8 +463,8 @@ mod tests {
     #[tokio::test]
     async fn a_refused_event_is_not_waited_for() {
         let gate = Gate::default();
-        drop(gate.turn(LANE));
-        let waits = || gate.way(LANE).now_or_never().is_none();
+        drop(gate.turn(LANE.into()));
+        let waits = || gate.way(LANE.into()).now_or_never().is_none();
         assert!(waits());
         gate.set_refused(&HashSet::from([Lane(1)]));
         assert!(!waits());
@@ -414,14 +475,14 @@ mod tests {
     #[test]
     fn an_event_goes_to_the_file_behind_those_of_its_lane_that_may_follow_it_there() {
         let gate = Gate::default();
-        let Some(Way::Queue(direct)) = gate.way(LANE).now_or_never() else {
+        let Some(Way::Queue(direct)) = gate.way(LANE.into()).now_or_never() else {
             panic!("it goes to the file")
         };
         gate.set_open(true);
-        let mut way = Box::pin(gate.way(LANE));
+        let mut way = Box::pin(gate.way(LANE.into()));
         assert!(way.as_mut().now_or_never().is_none());
-        assert!(gate.way(Some(Lane(2))).now_or_never().is_some());
-        drop(gate.turn(LANE));
+        assert!(gate.way(Some(Lane(2)).into()).now_or_never().is_some());
+        drop(gate.turn(LANE.into()));
         drop(direct);
         assert!(matches!(way.now_or_never(), Some(Way::File(_))));
     }
@@ -429,9 +490,12 @@ mod tests {
     #[test]
     fn failures_of_three_lanes_without_a_success_between_them_open_the_breaker() {
         let gate = Gate::default();
-        let failed = |lane: i64| gate.failed(Some(Lane(lane)), lane.unsigned_abs().into()).1;
+        let failed = |lane: i64| {
+            gate.failed(&Some(Lane(lane)).into(), lane.unsigned_abs().into())
+                .1
+        };
         assert!(![1, 2, 1, 2].into_iter().any(failed));
-        gate.accepted(Some(Lane(3)));
+        gate.accepted(&Some(Lane(3)).into());
         assert!(![1, 4].into_iter().any(failed));
         assert!(failed(5));
     }

@@ -108,7 +108,7 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use self::forward::Failures;
-use self::gate::{Gate, Storing, Way};
+use self::gate::{Gate, Lanes, Storing, Way};
 use self::lost::Newest;
 use self::reserve::{Reserve, log_room};
 use self::status::Measured;
@@ -387,20 +387,22 @@ impl Shared {
         }
     }
 
-    /// Notes that the queue has accepted an event, or has answered why it does not.
-    async fn accepted(&self, it: &Asked, accepted: &Accepted) {
-        self.gate.accepted(it.lane);
+    /// Notes that the queue has accepted a delivery, or has answered why it does not.
+    async fn accepted(&self, it: &Asked, accepted: &[Accepted]) {
+        self.gate.accepted(&it.lanes);
         self.accepted.fetch_add(1, Ordering::Relaxed);
-        self.note_accepted(it.key, it.retain, accepted).await;
+        if let Some(accepted) = accepted.first() {
+            self.note_accepted(it.key, it.retain, accepted).await;
+        }
     }
 
-    /// Notes that the queue did not accept an event. One lane says little about the database.
+    /// Notes that the queue did not accept a delivery. One lane says little about the database.
     fn did_not_accept(&self, it: &Asked, error: &StoreError) {
         if is_of_event(error) {
             return;
         }
         self.doubt_newest();
-        let (is_new, opens) = self.gate.failed(it.lane, it.number());
+        let (is_new, opens) = self.gate.failed(&it.lanes, it.number());
         if opens {
             self.open_breaker(error);
         } else if is_new {
@@ -451,24 +453,39 @@ impl Shared {
         }
     }
 
-    /// Stores an event in the file.
-    async fn store(&self, event: NewEvent, storing: Storing<'_>) -> Result<Accepted, StoreError> {
-        let has_room = self.check_room(event.delivery.body().len()).await;
+    /// Stores a delivery in the file.
+    async fn store(
+        &self,
+        events: Arc<[NewEvent]>,
+        storing: Storing<'_>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        let bodies = events.iter().map(|event| event.delivery.body().len());
+        let has_room = self.check_room(bodies.sum()).await;
         let packed = has_room.and_then(|()| {
-            event::pack(event).map_err(|error| StoreError::new(StoreErrorKind::Corrupt, error))
+            let packed = events.iter().cloned().map(event::pack);
+            let packed = packed.collect::<Result<_, _>>();
+            packed.map_err(|error| StoreError::new(StoreErrorKind::Corrupt, error))
         });
         let packed = match packed {
-            Ok(packed) => Arc::new(packed),
+            Ok(packed) => packed,
             Err(error) => {
                 storing.failed(false);
                 return Err(error);
             }
         };
         match self.with_room(|| self.file.store(&packed)).await {
-            Ok(Accepted::New { .. }) => Ok(Accepted::Spooled),
-            Ok(known) => {
-                storing.cancel();
-                Ok(known)
+            Ok(mut accepted) => {
+                let mut is_stored = false;
+                for accepted in &mut accepted {
+                    if matches!(accepted, Accepted::New { .. }) {
+                        *accepted = Accepted::Spooled;
+                        is_stored = true;
+                    }
+                }
+                if !is_stored {
+                    storing.cancel();
+                }
+                Ok(accepted)
             }
             Err(error) => {
                 storing.failed(true);
@@ -502,25 +519,26 @@ impl Shared {
     }
 }
 
-/// An event that the queue is asked to accept.
+/// A delivery that the queue is asked to accept: all lanes, and what is known of its first event.
 struct Asked {
-    lane: Option<Lane>,
+    lanes: Lanes,
     key: Option<EventKey>,
     retain: Duration,
 }
 
 impl Asked {
-    fn of(event: &NewEvent) -> Self {
+    fn of(events: &[NewEvent]) -> Self {
+        let first = events.first();
         Self {
-            lane: event.lane,
-            key: event.key,
-            retain: event.retain,
+            lanes: Lanes::of(events),
+            key: first.and_then(|event| event.key),
+            retain: first.map_or(Duration::ZERO, |event| event.retain),
         }
     }
 
     /// That of its lane, or its own.
     fn number(&self) -> u128 {
-        match (self.lane, self.key) {
+        match (self.lanes.first(), self.key) {
             (Some(Lane(lane)), _) => u128::from(lane.cast_unsigned()),
             (None, Some(key)) => key.key(),
             (None, None) => fastrand::u128(..),
@@ -582,15 +600,19 @@ impl From<Spooled> for Queue {
 
 #[async_trait]
 impl AcceptEvents for Spooled {
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
         let shared = &*self.shared;
-        let it = Asked::of(&event);
-        let direct = match shared.gate.way(it.lane).await {
+        let it = Asked::of(&events);
+        let direct = match shared.gate.way(it.lanes.clone()).await {
             // In boxes, so that an acceptance by the queue is not larger for them.
-            Way::File(storing) => return Box::pin(shared.store(event, storing)).await,
+            Way::File(storing) => return Box::pin(shared.store(events, storing)).await,
             Way::Queue(direct) => direct,
         };
-        let accepting = shared.queue.accept.accept(event.clone(), take);
+        let accepting = shared.queue.accept.accept(Arc::clone(&events), take);
         let error = match within(shared.spool.accept_within, accepting).await {
             Ok(accepted) => {
                 shared.accepted(&it, &accepted).await;
@@ -603,8 +625,8 @@ impl AcceptEvents for Spooled {
             // Without a key, it may have been stored, which nobody would recognise.
             return Err(error);
         }
-        let storing = shared.gate.turn(it.lane);
-        let stored = Box::pin(shared.store(event, storing)).await;
+        let storing = shared.gate.turn(it.lanes);
+        let stored = Box::pin(shared.store(events, storing)).await;
         drop(direct);
         stored
     }

@@ -54,14 +54,19 @@ CREATE TABLE events (
     keep_until INTEGER NOT NULL,
     settled    INTEGER NOT NULL,
     failures   INTEGER NOT NULL,
-    redriven   INTEGER NOT NULL
+    redriven   INTEGER NOT NULL,
+    delivery   INTEGER,                  -- of an item of a batch: the number of its delivery
+    item       INTEGER,                  -- its own number, counted from 1
+    items      INTEGER                   -- how many the delivery has
 ) STRICT;
+CREATE INDEX events_delivery ON events (delivery) WHERE delivery IS NOT NULL;
 
 -- A table of its own, because a body may take pages, and is deleted before its event.
 CREATE TABLE bodies (
     seq     INTEGER PRIMARY KEY,
     headers BLOB,                        -- lines `name: value`
-    body    BLOB    NOT NULL
+    body    BLOB    NOT NULL,
+    kept    BLOB                         -- of an item of a batch: what is kept of its delivery, a JSON object
 ) STRICT;
 
 -- Claim

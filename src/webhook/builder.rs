@@ -651,6 +651,7 @@ impl Settings {
             limits: Limits::new(&self.given, Defaults::INBOX)?,
             given: self.given.clone(),
             lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
+            batches: (self.sender.has_batches()).then(|| self.sender.clone()),
             reject_changed_bodies: self.rules.reject_changed_bodies,
             replay_guard: self.replay_guard(),
             max_waiting: (self.signature.as_ref())

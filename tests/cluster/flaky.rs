@@ -199,7 +199,7 @@ macro_rules! on_its_way {
 }
 
 on_its_way! {
-    accept(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
+    accept_one(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
     claim(of: &[Share], limit: usize, suspects: usize) -> Claims, of = of.to_vec() => (&of, limit, suspects);
     take(id: EventId, take: &Take) -> Option<TakenEvent>, take = take.clone() => (id, &take);
     extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>, leases = leases.to_vec() => (&leases, lease);

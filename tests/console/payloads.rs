@@ -76,7 +76,11 @@ async fn searches_on(inbox: Inbox) {
             delivery,
             ..new_event(EventKind::CHAT_CLOSED, "{}")
         };
-        match internal::queue(&inbox).accept(event, None).await.unwrap() {
+        match internal::queue(&inbox)
+            .accept_one(event, None)
+            .await
+            .unwrap()
+        {
             Accepted::New { .. } => {}
             other => panic!("{other:?}"),
         }

@@ -412,7 +412,10 @@ async fn exports(inbox: Inbox) {
             chat: Some(text.to_owned()),
             ..dead_letter(EventKind::CHAT_CLOSED, 0, text)
         };
-        internal::queue(&inbox).accept(event, None).await.unwrap();
+        internal::queue(&inbox)
+            .accept_one(event, None)
+            .await
+            .unwrap();
     }
     let console = || Console::new().inbox(inbox.clone()).read_only();
     let app = console().router();
@@ -506,7 +509,10 @@ async fn exports(inbox: Inbox) {
             delivery: RawDelivery::new(EventKind::CHAT_ASSIGNED, body),
             ..dead_letter(EventKind::CHAT_ASSIGNED, n, "large")
         };
-        internal::queue(&inbox).accept(event, None).await.unwrap();
+        internal::queue(&inbox)
+            .accept_one(event, None)
+            .await
+            .unwrap();
     }
     let (_, parts) = download(&app, "/export?kind=chat-assigned&format=jsonl").await;
     let sizes: Vec<_> = parts.iter().map(|part| part.lines().count()).collect();
@@ -525,7 +531,11 @@ fn field(at: SystemTime) -> String {
 /// Adds a dead letter.
 async fn accept_dead(inbox: &Inbox, kind: EventKind, n: usize) -> EventId {
     let event = dead_letter(kind, n, "the CRM is down");
-    match internal::queue(inbox).accept(event, None).await.unwrap() {
+    match internal::queue(inbox)
+        .accept_one(event, None)
+        .await
+        .unwrap()
+    {
         Accepted::New { id, .. } => id,
         other => panic!("{other:?}"),
     }

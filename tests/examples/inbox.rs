@@ -352,7 +352,7 @@ fn add_dead(url: &str, chat: Option<&str>, count: usize) {
         dead: Some(failure("no such customer")),
         ..new_event(EventKind::CHAT_RATED, format!(r#"{{"n":{n}}}"#))
     });
-    let accepts = join_all(events.map(|event| queue.accept(event, None)));
+    let accepts = join_all(events.map(|event| queue.accept_one(event, None)));
     let accepted = Runtime::new().unwrap().block_on(accepts);
     assert!(accepted.iter().all(Result::is_ok));
 }

@@ -170,7 +170,7 @@ async fn begin(inbox: &Inbox, count: usize, rate: u32) -> i64 {
         dead: Some(failure("the CRM is down")),
         ..new_event(kind.clone(), n.to_string())
     });
-    let accepts = events.map(|event| internal::queue(inbox).accept(event, None));
+    let accepts = events.map(|event| internal::queue(inbox).accept_one(event, None));
     assert!(join_all(accepts).await.iter().all(Result::is_ok));
     let seen = inbox.seen().await.unwrap().unwrap();
     let selection = inbox.select(&dead_letters(), seen).await.unwrap();

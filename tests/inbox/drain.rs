@@ -55,10 +55,15 @@ impl Calls for SlowQueue {
         Ok(self.queue.clone())
     }
 
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        let accepted = self.queue.accept(event, take).await?;
-        let is_taken = matches!(accepted, Accepted::New { taken: Some(_), .. });
-        self.answer(is_taken.into(), self.accept).await;
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        let accepted = self.queue.accept(events, take).await?;
+        let is_taken = |it: &&Accepted| matches!(it, Accepted::New { taken: Some(_), .. });
+        let taken = accepted.iter().filter(is_taken).count();
+        self.answer(taken, self.accept).await;
         Ok(accepted)
     }
 

@@ -200,7 +200,11 @@ impl Calls for HungQueue {
         Ok(MemoryQueue::new().into())
     }
 
-    async fn accept(&self, _: NewEvent, _: Option<&Take>) -> Result<Accepted, StoreError> {
+    async fn accept(
+        &self,
+        _: Arc<[NewEvent]>,
+        _: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
         self.asked.fetch_add(1, Ordering::SeqCst);
         std::future::pending().await
     }

@@ -47,7 +47,7 @@ async fn finds_chats_that_lack_an_event(queue: Queue) {
                 lane: Some(Lane::of_chat(chat)),
                 ..new_event(kind.clone(), format!("{{\"n\":{number}}}"))
             };
-            queue.accept(event, None).await.unwrap();
+            queue.accept_one(event, None).await.unwrap();
             if lacks == Some(at) {
                 lacking.push(number);
             }
@@ -55,7 +55,7 @@ async fn finds_chats_that_lack_an_event(queue: Queue) {
     }
     // It has no chat, so that nothing can be missing.
     let event = new_event(CLOSED, "{}");
-    queue.accept(event, None).await.unwrap();
+    queue.accept_one(event, None).await.unwrap();
 
     let inbox = Inbox::new(queue);
     let gaps = async |filter: &Filter, page| {

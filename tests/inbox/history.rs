@@ -56,7 +56,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
     let all = take(LEASE);
 
     // An event that ends each process which takes it.
-    spy.accept(event_of(&POISON, 99, 1_000_000), None)
+    spy.accept_one(event_of(&POISON, 99, 1_000_000), None)
         .await
         .unwrap();
     for _ in 0..MAX_CRASHES {
@@ -122,7 +122,9 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
                 } else {
                     random.usize(..6)
                 };
-                spy.accept(event_of(&kind, chat, sent), None).await.unwrap();
+                spy.accept_one(event_of(&kind, chat, sent), None)
+                    .await
+                    .unwrap();
                 sent += 1;
             }
             70..76 if sent > 0 => {
@@ -144,7 +146,7 @@ async fn live(history: Arc<History>, seed: u64, mistake: Mistake) {
                     lane,
                     ..event_of(&kind, 0, again)
                 };
-                spy.accept(event, None).await.unwrap();
+                spy.accept_one(event, None).await.unwrap();
             }
             76..82 => {
                 for event in ghost.claim_of(&all, 1, 0).await.unwrap().events {

@@ -11,7 +11,7 @@ use support::queue::new_event;
 use support::scratch::Scratch;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, NewNote, Settlement, Take,
+    AcceptOne, Accepted, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, NewNote, Settlement, Take,
 };
 use tower_webhook::inbox::{EventState, Filter, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
@@ -46,7 +46,7 @@ async fn fill(queue: &Queue, route: &str) {
         let accepts = kinds.iter().map(|kind| {
             queue
                 .accept
-                .accept(at(route, &format!("kind-{kind}")), None)
+                .accept_one(at(route, &format!("kind-{kind}")), None)
         });
         for accepted in join_all(accepts).await {
             let accepted = accepted.unwrap();
@@ -58,7 +58,7 @@ async fn fill(queue: &Queue, route: &str) {
 async fn waiting_types_are_bounded<H: Harness>(harness: &H) {
     let queue = harness.open().await;
     fill(&queue, "forged").await;
-    let accept = async |event, take| queue.accept.accept(event, take).await.unwrap();
+    let accept = async |event, take| queue.accept.accept_one(event, take).await.unwrap();
     let is_new = |accepted: &Accepted| matches!(accepted, Accepted::New { .. });
     let one_more = || at("forged", "one-more");
     let behind = NewEvent {
@@ -129,7 +129,7 @@ async fn types_with_a_worker_wait<H: Harness>(harness: &H) {
         // A handler of all others gets what is forged, too.
         note(Scope::Route(route(name)), true).await;
         for (kind, is_fallback) in [("own", false), ("push/own", true)] {
-            let accept = async || queue.accept.accept(at(name, kind), None).await.unwrap();
+            let accept = async || queue.accept.accept_one(at(name, kind), None).await.unwrap();
             let before = accept().await;
             assert!(matches!(before, Accepted::DeadLetter { .. }), "{before:?}");
             let of = EventType::new(route(name), kind.parse().unwrap());
@@ -155,7 +155,7 @@ async fn claims_are_quick(harness: &impl Harness, limit: Duration) {
     let mut shortest = Duration::MAX;
     for _ in 0..20 {
         let rated = new_event(EventKind::CHAT_RATED, "{}");
-        queue.accept.accept(rated, None).await.unwrap();
+        queue.accept.accept_one(rated, None).await.unwrap();
         let of = [take.clone().into()];
         let began = Instant::now();
         let claims = queue.claim.claim(&of, 1, 1).await.unwrap();

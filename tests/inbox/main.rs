@@ -10,6 +10,7 @@ macro_rules! on_every_queue {
     };
 }
 
+mod batches;
 #[cfg(feature = "conformance")]
 mod bulk;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]

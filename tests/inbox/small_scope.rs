@@ -172,7 +172,7 @@ impl Side {
             Op::Accept(chat, worker) => {
                 let take = worker.map(|_| self.take(HOUR));
                 let event = self.event(chat, self.ids.len());
-                match self.queue.accept(event, take.as_ref()).await.unwrap() {
+                match self.queue.accept_one(event, take.as_ref()).await.unwrap() {
                     Accepted::New { id, taken } => {
                         self.ids.push(id);
                         let worker = worker.unwrap_or_default();
@@ -182,7 +182,7 @@ impl Side {
                 }
             }
             Op::Duplicate => {
-                let again = self.queue.accept(self.event(CHATS[0], 0), None);
+                let again = self.queue.accept_one(self.event(CHATS[0], 0), None);
                 format!("{:?}", again.await.unwrap())
             }
             Op::Claim(worker, dies) => {

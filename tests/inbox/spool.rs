@@ -115,32 +115,38 @@ impl Calls for Remote {
         Ok(self.memory().into())
     }
 
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
         self.answers().await;
         unless(&self.faults.is_read_only)?;
-        match event.chat.as_deref() {
-            Some(REFUSED) => {
-                lock(&self.faults.lanes).push(event.lane);
-                let is_first = event.delivery.body().ends_with(br#""rating":1}"#);
-                let is_stored = self.faults.stores_refused.load(Ordering::SeqCst);
-                unless(&AtomicBool::new(is_first && !is_stored))?;
+        for event in &*events {
+            match event.chat.as_deref() {
+                Some(REFUSED) => {
+                    lock(&self.faults.lanes).push(event.lane);
+                    let is_first = event.delivery.body().ends_with(br#""rating":1}"#);
+                    let is_stored = self.faults.stores_refused.load(Ordering::SeqCst);
+                    unless(&AtomicBool::new(is_first && !is_stored))?;
+                }
+                Some(CORRUPT) => return Err(StoreError::new(StoreErrorKind::Corrupt, "no text")),
+                Some(TOO_MANY) => return Ok(vec![Accepted::DeadLetter { id: EventId(7) }]),
+                _ => {}
             }
-            Some(CORRUPT) => return Err(StoreError::new(StoreErrorKind::Corrupt, "no text")),
-            Some(TOO_MANY) => return Ok(Accepted::DeadLetter { id: EventId(7) }),
-            _ => {}
-        }
-        while self.is_locked(event.chat.as_deref()) {
-            sleep(Duration::from_millis(100)).await;
+            while self.is_locked(event.chat.as_deref()) {
+                sleep(Duration::from_millis(100)).await;
+            }
         }
         if self.faults.holds_keys.load(Ordering::SeqCst) {
             let remaining = SECOND;
-            return Ok(Accepted::InFlight { remaining });
+            return Ok(vec![Accepted::InFlight { remaining }]);
         }
         let hangs = self.faults.hangs.load(Ordering::SeqCst);
         let loses_answers = unless(&self.faults.loses_answers);
         // What is taken for a lost call is released.
         let take = take.filter(|_| !hangs && loses_answers.is_ok());
-        let accepted = self.inner()?.accept(event, take).await?;
+        let accepted = self.inner()?.accept(events, take).await?;
         if hangs {
             std::future::pending::<()>().await;
         }
@@ -563,7 +569,7 @@ async fn a_key_that_is_in_flight_is_answered_as_without_a_spool() {
         key: Some(of_key),
         ..files
     };
-    let accepted = spooled.accept(files, None).await.unwrap();
+    let accepted = spooled.accept_one(files, None).await.unwrap();
     assert!(
         matches!(accepted, Accepted::InFlight { .. }),
         "{accepted:?}"
@@ -788,7 +794,7 @@ async fn a_file_that_is_no_spool_or_is_in_use_is_refused_and_stays_as_it_is() {
     // An inbox.
     let queue = scratch.queue();
     let new = support::queue::new_event(EventKind::CHAT_RATED, "{}");
-    queue.accept(new, None).await.unwrap();
+    queue.accept_one(new, None).await.unwrap();
     drop(queue);
     let (kind, told) = refusal().await;
     assert_eq!(kind, OpenErrorKind::Foreign, "{told}");

@@ -71,10 +71,10 @@ async fn a_full_inbox_knows_what_its_store_handled() {
 async fn nothing_is_accepted_once_the_file_was_truncated() {
     let scratch = Scratch::new();
     let queue = scratch.queue();
-    queue.accept(event("1", 1), None).await.unwrap();
+    queue.accept_one(event("1", 1), None).await.unwrap();
     scratch.truncate("-wal", 0);
     for key in ["1", "2"] {
-        let refused = queue.accept(event(key, 1), None).await.unwrap_err();
+        let refused = queue.accept_one(event(key, 1), None).await.unwrap_err();
         let told = chain(&refused);
         assert!(told.contains("was truncated"), "{key}: {told}");
     }
@@ -135,7 +135,7 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
                     let key = format!("{} {caller} {at}", std::process::id());
                     let take_now = (caller % 2 == 0).then_some(&take);
                     let event = event(&key, at % LANES);
-                    let accepted = queue.accept(event, take_now).await.unwrap();
+                    let accepted = queue.accept_one(event, take_now).await.unwrap();
                     let Accepted::New { id, taken } = accepted else {
                         panic!("{accepted:?}")
                     };
@@ -268,7 +268,7 @@ async fn a_log_that_a_reader_holds_back_counts_and_is_warned_of() {
                 delivery: RawDelivery::new(EventKind::CHAT_RATED, vec![b'1'; MIB as usize]),
                 ..event(&n.to_string(), n)
             };
-            queue.accept(event, None).await.unwrap();
+            queue.accept_one(event, None).await.unwrap();
         }
         // The log is measured after some calls.
         for _ in 0..64 {
@@ -359,7 +359,7 @@ async fn a_damaged_page_is_reported_and_other_events_can_be_read() {
             delivery: RawDelivery::new(EventKind::CHAT_RATED, vec![b'1'; 2_000]),
             ..event(&n.to_string(), n)
         };
-        queue.accept(event, None).await.unwrap();
+        queue.accept_one(event, None).await.unwrap();
     }
     drop(queue);
     let sql = Connection::open(scratch.path()).unwrap();

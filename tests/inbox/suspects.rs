@@ -25,7 +25,7 @@ async fn accept(queue: &MemoryQueue, from: usize, events: usize) {
             lane: Some(Lane(n as i64)),
             ..new_event(EventKind::CHAT_RATED, body)
         };
-        queue.accept(event, None).await.unwrap();
+        queue.accept_one(event, None).await.unwrap();
     }
 }
 

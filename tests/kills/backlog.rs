@@ -61,7 +61,7 @@ async fn receiver_stays_small_beside_a_backlog() {
     for first in (0..backlog).step_by(500) {
         let events = (first..backlog.min(first + 500)).map(|number| event(number, backlog / 10));
         for accepted in
-            join_all(events.map(|event| internal::queue(&inbox).accept(event, None))).await
+            join_all(events.map(|event| internal::queue(&inbox).accept_one(event, None))).await
         {
             accepted.unwrap();
         }

@@ -43,7 +43,12 @@ async fn survives(url: &str, inbox: &Inbox) {
             dead: Some(failure("the CRM is down")),
             ..new_event(EventKind::CHAT_RATED, n.to_string())
         };
-        async { internal::queue(inbox).accept(event, None).await.unwrap() }
+        async {
+            internal::queue(inbox)
+                .accept_one(event, None)
+                .await
+                .unwrap()
+        }
     });
     let accepted = stream::iter(accepts).buffer_unordered(256).count().await;
     assert_eq!(accepted as u64, EVENTS);

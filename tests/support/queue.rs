@@ -42,6 +42,11 @@ macro_rules! calls {
                 self.inner()?.$part.$call($($given),*).await
             })*)*
 
+            async fn accept_one(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+                let mut accepted = self.accept([event].into(), take).await?;
+                Ok(accepted.remove(0))
+            }
+
             async fn redrive(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError> {
                 self.change(ActionKind::Redrive, id, from, by).await
             }
@@ -84,7 +89,7 @@ macro_rules! calls {
 
 calls! {
     accept: AcceptEvents {
-        accept(event: NewEvent, take: Option<&Take>) -> Accepted;
+        accept(events: Arc<[NewEvent]>, take: Option<&Take>) -> Vec<Accepted>;
     }
     claim: ClaimEvents {
         claim(of: &[Share], limit: usize, suspects: usize) -> Claims;
@@ -297,8 +302,12 @@ impl Calls for FaultyQueue {
         Ok(self.queue.clone())
     }
 
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        let accepted = self.inner()?.accept(event, take).await?;
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        let accepted = self.inner()?.accept(events, take).await?;
         unless(&self.faults.loses_answers)?;
         Ok(accepted)
     }

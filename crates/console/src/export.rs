@@ -17,6 +17,7 @@ use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use serde::Serialize;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep};
+use tower_webhook::Item;
 use tower_webhook::inbox::{EventId, EventRecord, Filter, Inbox, Page};
 
 use super::guard::actor;
@@ -176,6 +177,10 @@ struct Line<'a> {
     settled_at: Option<String>,
     failed_attempts: u32,
     redriven: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    item: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    items: Option<u32>,
     failures: Vec<Past<'a>>,
     /// The text that was received.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -183,6 +188,9 @@ struct Line<'a> {
     /// What was received, if it is no text.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_escaped: Option<String>,
+    /// What is kept of the delivery of an item.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kept: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -200,6 +208,7 @@ fn write_line(
     let event = &record.summary;
     let body = record.body.as_ref().filter(|_| !hides_payloads);
     let text = body.map(|body| str::from_utf8(body));
+    let item = record.item.as_ref();
     let line = Line {
         id: event.id.0,
         route: event.route.as_str(),
@@ -211,6 +220,8 @@ fn write_line(
         settled_at: event.settled_at.map(time),
         failed_attempts: event.failures,
         redriven: event.is_redriven,
+        item: item.map(Item::number),
+        items: item.map(Item::count),
         failures: (record.failures.iter())
             .map(|past| Past {
                 at: time(past.at),
@@ -223,6 +234,7 @@ fn write_line(
             Some(Err(_)) => body.map(|body| body.escape_ascii().to_string()),
             _ => None,
         },
+        kept: item.and_then(Item::kept).filter(|_| !hides_payloads),
     };
     serde_json::to_writer(&mut *to, &line)?;
     to.push(b'\n');
@@ -240,12 +252,14 @@ const COLUMNS: &[&str] = &[
     "settled_at",
     "failed_attempts",
     "redriven",
+    "item",
+    "items",
     "last_failure",
     "outcome",
 ];
 
 /// Those that are hidden with the payloads.
-const HIDDEN: &[&str] = &["reason", "payload"];
+const HIDDEN: &[&str] = &["reason", "payload", "kept"];
 
 fn head(hides_payloads: bool) -> Vec<u8> {
     let mut head = Vec::new();
@@ -260,6 +274,11 @@ fn write_row(to: &mut Vec<u8>, record: &EventRecord, hides_payloads: bool) {
     let event = &record.summary;
     let last = record.failures.last();
     let key = event.key.as_ref().map(ToString::to_string);
+    let item = record.item.as_ref();
+    let number = |number: fn(&Item) -> u32| {
+        let number = item.map(|item| number(item).to_string());
+        number.unwrap_or_default().into()
+    };
     let known: [Cow<'_, str>; COLUMNS.len()] = [
         event.id.to_string().into(),
         event.route.as_str().into(),
@@ -271,6 +290,8 @@ fn write_row(to: &mut Vec<u8>, record: &EventRecord, hides_payloads: bool) {
         event.settled_at.map(time).unwrap_or_default().into(),
         event.failures.to_string().into(),
         event.is_redriven.to_string().into(),
+        number(Item::number),
+        number(Item::count),
         last.map(|past| time(past.at)).unwrap_or_default().into(),
         last.map_or("", |past| &past.failure.outcome).into(),
     ];
@@ -278,6 +299,7 @@ fn write_row(to: &mut Vec<u8>, record: &EventRecord, hides_payloads: bool) {
     let hidden: [Cow<'_, str>; HIDDEN.len()] = [
         last.map_or("", |past| &past.failure.reason).into(),
         String::from_utf8_lossy(body),
+        item.and_then(Item::kept).unwrap_or_default().into(),
     ];
     let hidden = hidden.into_iter().filter(|_| !hides_payloads);
     write_cells(to, known.into_iter().chain(hidden));

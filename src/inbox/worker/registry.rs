@@ -29,11 +29,14 @@ struct Served {
 }
 
 impl Local for Served {
-    fn reserve(&self, event: &NewEvent) -> Option<Room> {
+    fn reserve(&self, events: &[NewEvent]) -> Option<Room> {
         let pool = self.pool.upgrade()?;
-        let place = pool.place(event.delivery.route())?;
+        let place = pool.place(events.first()?.delivery.route())?;
         let take = place.take();
-        if !take.kinds.contains(event.delivery.kind()) {
+        if !events
+            .iter()
+            .any(|event| take.kinds.contains(event.delivery.kind()))
+        {
             return None;
         }
         pool.accepts.store(true, Ordering::Relaxed);

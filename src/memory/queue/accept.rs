@@ -1,6 +1,9 @@
 //! How events are accepted, and how duplicates are recognised.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
+use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{Event, FOREVER, KnownKey, MemoryQueue, OVERHEAD, Place, State, size};
@@ -13,15 +16,31 @@ use crate::store::StoreError;
 
 #[async_trait]
 impl AcceptEvents for MemoryQueue {
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        Ok(self.lock().accept(event, take))
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        Ok(self.lock().accept_all(&events, take))
     }
 }
 
 impl State {
-    pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
+    fn accept_all(&mut self, events: &[NewEvent], take: Option<&Take>) -> Vec<Accepted> {
+        if events.len() > 1 {
+            let mut known = events.iter().filter_map(|event| self.known(event));
+            if let Some(refused) = known.find(Accepted::refuses_all) {
+                return vec![refused];
+            }
+        }
+        let first = take.and_then(|take| take.first_of(events));
+        let accept = |(at, event)| self.accept(event, take.filter(|_| first == Some(at)));
+        events.iter().enumerate().map(accept).collect()
+    }
+
+    fn accept(&mut self, new: &NewEvent, take: Option<&Take>) -> Accepted {
         // First, so that a duplicate leaves nothing behind: anybody who has a delivery can repeat it.
-        if let Some(known) = self.known(&new) {
+        if let Some(known) = self.known(new) {
             return known;
         }
         self.last_id += 1;
@@ -34,13 +53,29 @@ impl State {
                 event: id,
                 until,
             };
-            self.keys.insert(digests.key(), key);
-            self.forget.insert((until, digests.key()));
+            // The guard of a batch is that of its first item.
+            if new.key == Some(digests)
+                || !self
+                    .keys
+                    .get(&digests.key())
+                    .is_some_and(|key| self.is_known(key))
+            {
+                self.keys.insert(digests.key(), key);
+                self.forget.insert((until, digests.key()));
+            }
         }
         let is_dead = new.dead.is_some();
         let of = EventType::new(new.delivery.route().clone(), new.delivery.kind().clone());
         let may_wait = is_dead || self.may_wait(&of);
-        self.bytes += OVERHEAD + size(new.delivery.body(), new.delivery.headers());
+        self.bytes += OVERHEAD
+            + size(
+                new.delivery.body(),
+                new.delivery.headers(),
+                new.delivery.item(),
+            );
+        if let Some(item) = new.delivery.item() {
+            self.batches.insert((item.delivery, id));
+        }
         self.events.insert(id, Event::new(new, self.now));
         self.retained.insert((until, id));
         // A dead letter joins no line, so the later events of its chat do not wait for it.
@@ -90,19 +125,25 @@ impl State {
             || self.ready.keys().filter(at_route).count() < MOST_WAITING_KINDS
     }
 
+    /// Whether a key is remembered. It outlasts its retention while its event may still be handled, however late that is.
+    fn is_known(&self, key: &KnownKey) -> bool {
+        let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
+        key.until > self.now || is_unsettled()
+    }
+
     /// The answer to an event that was accepted before.
     fn known(&self, new: &NewEvent) -> Option<Accepted> {
         for digests in [new.key, new.guard].into_iter().flatten() {
             let Some(key) = self.keys.get(&digests.key()) else {
                 continue;
             };
-            let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
-            // A key outlasts its retention while its event may still be handled, however late that is.
-            if key.until <= self.now && !is_unsettled() {
+            if !self.is_known(key) {
                 continue;
             }
             let same_body = key.body == digests.body();
             return Some(match new.key == Some(digests) || same_body {
+                // The guard of its delivery, which another item has brought.
+                true if new.key != Some(digests) && new.delivery.item().is_some() => continue,
                 true => Accepted::Duplicate { same_body },
                 false => Accepted::BodyReplayed,
             });
@@ -112,16 +153,21 @@ impl State {
 }
 
 impl Event {
-    fn new(new: NewEvent, now: Instant) -> Self {
+    fn new(new: &NewEvent, now: Instant) -> Self {
         Self {
             of: EventType::new(new.delivery.route().clone(), new.delivery.kind().clone()),
             key: new.delivery.key().cloned(),
-            body: Some(new.delivery.body().clone()),
+            // A copy of an item, so that it does not keep its batch.
+            body: Some(match new.delivery.item() {
+                Some(_) => Bytes::copy_from_slice(new.delivery.body()),
+                None => new.delivery.body().clone(),
+            }),
             headers: new.delivery.headers().clone(),
-            chat: new.chat,
+            item: new.delivery.item().cloned().map(Box::new),
+            chat: new.chat.clone(),
             lane: new.lane,
             accepted: now,
-            place: match new.dead {
+            place: match &new.dead {
                 Some(_) => Place::Ended {
                     state: EventState::Dead,
                     at: now,
@@ -136,7 +182,11 @@ impl Event {
             expired: None,
             is_redriven: false,
             actions: Vec::new(),
-            past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
+            past: new
+                .dead
+                .iter()
+                .map(|failure| (now, failure.clone()))
+                .collect(),
         }
     }
 }

@@ -90,6 +90,7 @@ impl State {
             .with_route(event.of.route.clone())
             .with_key(event.key.clone())
             .with_headers(event.headers.clone())
+            .with_boxed_item(event.item.clone())
             .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
             .with_acceptance(accepted_at, event.is_redriven);
         TakenEvent {

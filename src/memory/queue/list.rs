@@ -7,7 +7,7 @@ use crate::inbox::actions::{Action, Which};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
-    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure,
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page, PastFailure,
 };
 use crate::store::StoreError;
 
@@ -27,6 +27,8 @@ impl ListEvents for MemoryQueue {
             summary: state.summary(id.0, event),
             body: event.body.clone(),
             headers: event.headers.clone(),
+            item: event.item.as_deref().cloned(),
+            others: state.others(id.0, event),
             failures: state.failures(event).collect(),
         }))
     }
@@ -86,6 +88,22 @@ impl State {
             is_redriven: event.is_redriven,
             last_failure: self.failures(event).next_back(),
         }
+    }
+
+    /// The other events of a batch.
+    fn others(&self, id: i64, event: &Event) -> Vec<(u32, EventId)> {
+        let Some(item) = &event.item else {
+            return Vec::new();
+        };
+        let of_batch = (item.delivery, i64::MIN)..=(item.delivery, i64::MAX);
+        let ids = self.batches.range(of_batch).map(|(_, other)| *other);
+        let others = ids.filter(|other| *other != id).take(MOST_OTHERS);
+        others
+            .filter_map(|other| {
+                let item = self.events.get(&other)?.item.as_deref()?;
+                Some((item.number(), EventId(other)))
+            })
+            .collect()
     }
 
     /// What attempts failed for, oldest first.

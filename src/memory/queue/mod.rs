@@ -22,7 +22,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 use tokio::time::Instant;
 
-use crate::delivery::IdempotencyKey;
+use crate::delivery::{IdempotencyKey, Item};
 use crate::inbox::Queue;
 use crate::inbox::event::{EventState, Lane};
 use crate::inbox::handlers::HandlerNote;
@@ -167,6 +167,8 @@ struct State {
     /// What workers have noted that they handle, and whether by a fallback, and until when the note is kept. Each note with the
     /// time since when it has been kept without an end.
     handlers: BTreeMap<(Scope, bool), (HandlerNote, Instant)>,
+    /// The events of batches, by the numbers of their deliveries.
+    batches: BTreeSet<(i64, i64)>,
     bytes: u64,
 }
 
@@ -195,6 +197,7 @@ impl Default for State {
             last_action: 0,
             counts: count::Counts::default(),
             handlers: BTreeMap::new(),
+            batches: BTreeSet::new(),
             bytes: 0,
         }
     }
@@ -211,6 +214,7 @@ struct Event {
     key: Option<IdempotencyKey>,
     body: Option<Bytes>,
     headers: HeaderMap,
+    item: Option<Box<Item>>,
     chat: Option<String>,
     /// `None` for an event that stands in no line.
     lane: Option<Lane>,
@@ -253,12 +257,13 @@ enum Place {
 /// What an event takes beside its body and its headers.
 const OVERHEAD: u64 = 400;
 
-fn size(body: &Bytes, headers: &HeaderMap) -> u64 {
+fn size(body: &Bytes, headers: &HeaderMap, item: Option<&Item>) -> u64 {
     let lines = headers.iter();
     let headers: usize = lines
         .map(|(name, value)| name.as_str().len() + value.len())
         .sum();
-    (body.len() + headers) as u64
+    let kept = item.and_then(Item::kept_bytes).map_or(0, Bytes::len);
+    (body.len() + headers + kept) as u64
 }
 
 impl State {

@@ -81,7 +81,9 @@ impl State {
         for (until, id) in expired {
             self.retained.remove(&(until, id));
             self.delete_body(id);
-            self.events.remove(&id);
+            if let Some(item) = self.events.remove(&id).and_then(|event| event.item) {
+                self.batches.remove(&(item.delivery, id));
+            }
             self.bytes -= OVERHEAD;
         }
         events
@@ -89,8 +91,13 @@ impl State {
 
     pub(super) fn delete_body(&mut self, id: i64) {
         if let Some(body) = self.event(id).body.take() {
-            let headers = std::mem::take(&mut self.event(id).headers);
-            self.bytes -= size(&body, &headers);
+            let event = self.event(id);
+            let headers = std::mem::take(&mut event.headers);
+            let bytes = size(&body, &headers, event.item.as_deref());
+            if let Some(item) = &mut event.item {
+                item.forget_kept();
+            }
+            self.bytes -= bytes;
         }
     }
 }

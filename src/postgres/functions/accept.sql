@@ -104,14 +104,16 @@ BEGIN
     RETURN v_kept;
 END $tower_webhook$;
 
--- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
--- does. `p_kinds` are positions in `p_names` and `p_routes`. Keys are locked first, in their own order, and then rows in
+-- The arrays have an element for each event; those that few events need are empty if none does. Items of a batch have the
+-- number of their delivery, and if one is refused, so are all. `p_items` are their own numbers, and in the lower 32 bits
+-- how many there are. `p_kinds` are positions in `p_names` and `p_routes`. Keys are locked first, in their own order, and then rows in
 -- that of lanes, so that two batches do not wait for each other; kinds before both. The rows of the result have positions in
 -- the arrays, and are in no order.
 CREATE FUNCTION {schema}.accept(
     p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_routes text[],
     p_kinds bigint[], p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
-    p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+    p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[],
+    p_deliveries bigint[], p_items bigint[], p_kept bytea[]
 )
 RETURNS TABLE (
     o_at bigint, o_answer text, o_same boolean, o_remaining bigint, o_seq bigint, o_accepted bigint, o_fence uuid
@@ -134,7 +136,8 @@ DECLARE
     c_outcome CONSTANT bytea := 'too-many-types';
     c_reason CONSTANT bytea :=
         '1,000 other event types of this route wait already: have a worker take them, or discard them, and then redrive this event';
-    v_known uuid[];
+    v_known bigint[];
+    v_refused bigint[] := '{}';
     v_is_left boolean[] := array_fill(true, ARRAY[v_count]);
     v_new bigint[];
     v_seqs bigint[];
@@ -156,26 +159,43 @@ BEGIN
         IF round > 100 THEN
             RAISE EXCEPTION 'a key cannot be kept although it is free' USING ERRCODE = 'XX001';
         END IF;
-        v_known := ARRAY(SELECT k.key FROM {schema}.keys k WHERE k.key = ANY (p_keys || p_guards));
-        IF cardinality(v_known) > 0 THEN
-            -- Not `FOR o_at`, which would be another variable.
-            FOR position IN 1..v_count LOOP
-                CONTINUE WHEN NOT v_is_left[position];
-                o_at := position;
-                o_answer := NULL;
-                IF p_keys[o_at] = ANY (v_known) THEN
-                    SELECT * INTO o_answer, o_same, o_remaining FROM {schema}.known(p_keys[o_at], p_key_bodies[o_at]);
+        v_known := ARRAY(
+            SELECT e.at FROM unnest(v_is_left, p_keys, p_guards) WITH ORDINALITY AS e (is_left, key, guard, at)
+            WHERE e.is_left AND EXISTS (SELECT FROM {schema}.keys k WHERE k.key = ANY (ARRAY[e.key, e.guard]))
+        );
+        -- Not `FOREACH o_at`, which would be another variable.
+        FOREACH v_at IN ARRAY v_known LOOP
+            o_at := v_at;
+            o_answer := NULL;
+            SELECT * INTO o_answer, o_same, o_remaining FROM {schema}.known(p_keys[o_at], p_key_bodies[o_at]);
+            IF o_answer IS NULL AND p_guards[o_at] IS NOT NULL THEN
+                SELECT CASE WHEN k.o_answer = 'duplicate' AND NOT k.o_same THEN 'body-replayed' ELSE k.o_answer END,
+                    k.o_same, k.o_remaining
+                INTO o_answer, o_same, o_remaining
+                FROM {schema}.known(p_guards[o_at], p_guard_bodies[o_at]) AS k;
+                -- The guard of a batch, which another item has brought.
+                IF o_answer = 'duplicate' AND p_deliveries[o_at] IS NOT NULL THEN
+                    o_answer := NULL;
+                    p_guards[o_at] := NULL;
                 END IF;
-                IF o_answer IS NULL AND p_guards[o_at] = ANY (v_known) THEN
-                    SELECT CASE WHEN k.o_answer = 'duplicate' AND NOT k.o_same THEN 'body-replayed' ELSE k.o_answer END,
-                        k.o_same, k.o_remaining
-                    INTO o_answer, o_same, o_remaining
-                    FROM {schema}.known(p_guards[o_at], p_guard_bodies[o_at]) AS k;
-                END IF;
-                IF o_answer IS NOT NULL THEN
-                    v_is_left[o_at] := false;
-                    RETURN NEXT;
-                END IF;
+            END IF;
+            IF o_answer IS NOT NULL THEN
+                v_is_left[o_at] := false;
+                RETURN NEXT;
+            END IF;
+            IF o_answer IN ('in-flight', 'body-replayed') AND p_deliveries[o_at] IS NOT NULL THEN
+                v_refused := v_refused || p_deliveries[o_at];
+            END IF;
+        END LOOP;
+        IF cardinality(v_refused) > 0 THEN
+            FOR v_at IN
+                SELECT e.at FROM unnest(v_is_left, p_deliveries) WITH ORDINALITY AS e (is_left, delivery, at)
+                WHERE e.is_left AND e.delivery = ANY (v_refused)
+            LOOP
+                o_at := v_at;
+                o_answer := 'refused';
+                v_is_left[o_at] := false;
+                RETURN NEXT;
             END LOOP;
         END IF;
 
@@ -254,13 +274,15 @@ BEGIN
             );
         END IF;
         INSERT INTO {schema}.events
-            (seq, accepted, keep_until, lane, chat_lane, kind, digest, guard, key, chat, body, headers)
+            (seq, accepted, keep_until, lane, chat_lane, kind, digest, guard, key, chat, body, headers, delivery, item,
+            items, kept)
         SELECT
             e.seq, v_now, v_now + e.retain, e.lane, e.chat_lane, v_ids[e.kind], e.key, e.guard, e.raw, e.chat, e.body,
-            e.headers
+            e.headers, e.delivery, e.item >> 32, e.item & 4294967295, e.kept
         FROM unnest(
-            v_new, p_keys, p_guards, p_kinds, p_raws, p_chats, p_chat_lanes, p_lanes, p_bodies, p_headers, p_retains
-        ) AS e (seq, key, guard, kind, raw, chat, chat_lane, lane, body, headers, retain)
+            v_new, p_keys, p_guards, p_kinds, p_raws, p_chats, p_chat_lanes, p_lanes, p_bodies, p_headers, p_retains,
+            p_deliveries, p_items, p_kept
+        ) AS e (seq, key, guard, kind, raw, chat, chat_lane, lane, body, headers, retain, delivery, item, kept)
         WHERE e.seq IS NOT NULL;
         v_seqs := ARRAY(SELECT coalesce(e.before, e.seq) FROM unnest(v_seqs, v_new) AS e (before, seq));
         EXIT WHEN cardinality(v_lost) = 0;

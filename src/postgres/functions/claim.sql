@@ -135,7 +135,7 @@ CREATE FUNCTION {schema}.claim(
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_route text, o_kind text, o_key bytea,
     o_body bytea, o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_uncounted integer, o_next_due bigint,
+    o_tried_for bigint, o_uncounted integer, o_delivery bigint, o_item integer, o_items integer, o_kept bytea, o_next_due bigint,
     o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint, o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
@@ -278,9 +278,9 @@ BEGIN
             SELECT v_head.seq, v_head.lane, v_head.own = 0, k.route, k.name, e.key, e.body, e.headers, e.accepted,
                 e.is_redriven, v_head.failures, v_head.crashes,
                 CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END,
-                v_head.uncounted
+                v_head.uncounted, e.delivery, e.item, e.items, e.kept
             INTO o_seq, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
-                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
+                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted, o_delivery, o_item, o_items, o_kept
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
             -- Of one that cannot be read, too.
             SELECT v_head.seq, v_head.lane, v_head.crashes INTO o_seq, o_place, o_crashes;
@@ -322,7 +322,7 @@ BEGIN
     ELSE
         o_crashed := p_crashed;
     END IF;
-    SELECT NULL, NULL, NULL INTO o_seq, o_body, o_headers;
+    SELECT NULL, NULL, NULL, NULL INTO o_seq, o_body, o_headers, o_kept;
     o_next_due := CASE WHEN v_next IS NOT NULL THEN greatest(v_next - v_now, 0) END;
     o_kinds := v_kinds;
     o_ready := least(o_ready, v_now - c_slack);

@@ -33,7 +33,7 @@ BEGIN
         WHERE c.key IS NOT NULL AND c.key = (SELECT e.key FROM {schema}.events e WHERE e.seq = v_seq);
         -- Their texts may quote the body.
         DELETE FROM {schema}.failures WHERE seq = v_seq;
-        UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = v_seq AND body IS NOT NULL;
+        UPDATE {schema}.events SET body = NULL, headers = NULL, kept = NULL WHERE seq = v_seq AND body IS NOT NULL;
         IF FOUND THEN o_bodies := o_bodies + 1; END IF;
     END LOOP;
     INSERT INTO {schema}.actions (at, who, reason, what, about, changed)

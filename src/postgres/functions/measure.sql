@@ -8,7 +8,7 @@ DECLARE
     v_bytes bigint;
 BEGIN
     -- In the text, as the planner takes a share that it does not know for a tenth of the table.
-    EXECUTE 'SELECT sum(400 + coalesce(pg_column_size(body), 0) + coalesce(pg_column_size(headers), 0))
+    EXECUTE 'SELECT sum(400 + coalesce(pg_column_size(body), 0) + coalesce(pg_column_size(headers), 0) + coalesce(pg_column_size(kept), 0))
         FROM ' || p_table || ' TABLESAMPLE SYSTEM (' || v_share || ')' INTO v_bytes;
     RETURN coalesce(v_bytes, 0) * 100 / v_share;
 END $tower_webhook$;

@@ -40,7 +40,7 @@ BEGIN
     v_bodies := cardinality(v_seqs);
     IF v_bodies > 0 THEN
         WITH emptied AS (
-            UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = ANY (v_seqs) RETURNING seq, keep_until
+            UPDATE {schema}.events SET body = NULL, headers = NULL, kept = NULL WHERE seq = ANY (v_seqs) RETURNING seq, keep_until
         )
         UPDATE {schema}.ended s SET keep_until = e.keep_until FROM emptied e WHERE s.seq = e.seq;
     END IF;

@@ -118,7 +118,7 @@ RETURNS TABLE (
     o_at bigint, o_is_held boolean,
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_route text, o_kind text, o_key bytea,
     o_body bytea, o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_uncounted integer
+    o_tried_for bigint, o_uncounted integer, o_delivery bigint, o_item integer, o_items integer, o_kept bytea
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -168,7 +168,7 @@ BEGIN
     SELECT
         e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::text,
         NULL::bytea, NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer,
-        NULL::bigint, NULL::integer
+        NULL::bigint, NULL::integer, NULL::bigint, NULL::integer, NULL::integer, NULL::bytea
     FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
 
     FOREACH o_at IN ARRAY v_others LOOP
@@ -198,9 +198,10 @@ BEGIN
         IF v_head.seq IS NOT NULL THEN
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.route, k.name, e.key, e.body, e.headers,
                 e.accepted, e.is_redriven, v_head.failures, v_head.crashes,
-                CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END, v_head.uncounted
+                CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END, v_head.uncounted,
+                e.delivery, e.item, e.items, e.kept
             INTO o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
-                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
+                o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted, o_delivery, o_item, o_items, o_kept
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
         END IF;
         RETURN NEXT;

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 
 use super::batches::{Batches, Call, Executed, Result, Row};
 use super::database::Database;
-use super::parameters::{failures, some, sort};
+use super::parameters::{failures, some};
 use super::rows::{duration, time};
 use crate::inbox::event::{EventId, EventLease, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
@@ -22,8 +22,8 @@ use crate::store::{EventKey, Fence};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM (SELECT {schema}.begin_call($19)) AS c (call)
-    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
+    FROM (SELECT {schema}.begin_call($22)) AS c (call)
+    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)
     ORDER BY o_at";
 
 pub(super) struct Accept {
@@ -42,56 +42,106 @@ impl Accept {
 
 #[async_trait]
 impl AcceptEvents for Accept {
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted> {
-        let take = take.filter(|take| {
-            take.kinds
-                .takes(event.delivery.route(), event.delivery.kind())
-        });
-        let lease = take.map(|take| micros(take.lease));
-        let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
-        if let Accepted::New {
-            taken: Some(taken), ..
-        } = &mut accepted
-        {
-            self.database.lend(taken);
+    async fn accept(&self, events: Arc<[NewEvent]>, take: Option<&Take>) -> Result<Vec<Accepted>> {
+        let lease = take.and_then(|take| Some((take.first_of(&events)?, micros(take.lease))));
+        let mut accepted = self.calls.call(Acceptance { events, lease }).await?;
+        for accepted in &mut accepted {
+            if let Accepted::New {
+                taken: Some(taken), ..
+            } = accepted
+            {
+                self.database.lend(taken);
+            }
         }
         Ok(accepted)
     }
 }
 
-/// An event to be accepted, and the time of its lease if it may be taken.
+/// The events of a delivery, with the position of the one that may be taken, and the time of its lease.
 #[derive(Clone)]
 struct Acceptance {
-    event: NewEvent,
-    lease: Option<i64>,
+    events: Arc<[NewEvent]>,
+    lease: Option<(usize, i64)>,
 }
 
+impl Acceptance {
+    /// Each event, and the time of its lease if it may be taken.
+    fn leases(&self) -> impl Iterator<Item = Option<i64>> {
+        let lease = |at| {
+            self.lease
+                .filter(|(of, _)| *of == at)
+                .map(|(_, lease)| lease)
+        };
+        (0..self.events.len()).map(lease)
+    }
+
+    /// Items of a batch that have a guard have the same one.
+    fn guards(&self) -> impl Iterator<Item = Option<EventKey>> {
+        let first = self.events.iter().position(|event| event.guard.is_some());
+        let events = self.events.iter().enumerate();
+        events.map(move |(at, event)| event.guard.filter(|_| first == Some(at)))
+    }
+}
+
+/// So many bytes of bodies count as a call.
+const BYTES_OF_CALL: usize = 64 << 10;
+
 impl Call for Acceptance {
-    type Return = Accepted;
+    type Return = Vec<Accepted>;
 
     const TAKES: bool = true;
 
-    fn row(&self) -> Option<Row> {
-        Some((self.event.lane?.0, 0))
+    fn rows(&self) -> impl Iterator<Item = Row> {
+        self.events
+            .iter()
+            .filter_map(|event| Some((event.lane?.0, 0)))
     }
 
-    fn lease(accepted: &Accepted) -> Option<EventLease> {
-        match accepted {
+    fn answers(&self) -> usize {
+        self.events.len()
+    }
+
+    fn size(&self) -> usize {
+        let bytes: usize = self
+            .events
+            .iter()
+            .map(|event| event.delivery.body().len())
+            .sum();
+        self.events.len() + bytes / BYTES_OF_CALL
+    }
+
+    fn lease(accepted: &Vec<Accepted>) -> Option<EventLease> {
+        accepted.iter().find_map(|accepted| match accepted {
             Accepted::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
             _ => None,
-        }
+        })
     }
 }
 
-async fn execute(database: Arc<Database>, mut calls: Vec<Acceptance>) -> Executed<Accepted> {
-    let order = sort(&mut calls, |call| call.event.lane);
-    let accepted = database.execute(ACCEPT, &calls, values, accepted);
-    accepted.await.unsort(&order)
+async fn execute(database: Arc<Database>, calls: Vec<Acceptance>) -> Executed<Vec<Accepted>> {
+    let accepted = database.execute(ACCEPT, &calls, values, |call, rows| {
+        let events = call.events.iter().zip(rows);
+        let accepted = events.map(|(event, row)| accepted(event, row));
+        let mut accepted: Vec<_> = accepted.collect::<Result<_, _>>()?;
+        // Unless a part of them was stored before the key of another one was claimed.
+        let refused = accepted.iter().position(Accepted::refuses_all);
+        if let Some(refused) = refused
+            && !accepted.iter().any(|it| matches!(it, Accepted::New { .. }))
+        {
+            accepted = vec![accepted.swap_remove(refused)];
+        }
+        Ok(accepted)
+    });
+    accepted.await
 }
 
 fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
-    let events = || calls.iter().map(|call| &call.event);
+    let events = || calls.iter().flat_map(|call| &call.events[..]);
     let ids = |id: fn(&NewEvent) -> Option<u128>| Value::Ids(events().map(id).collect());
+    let guards = |part: fn(EventKey) -> u128| {
+        let guards = calls.iter().flat_map(Acceptance::guards);
+        Value::Ids(guards.map(|guard| guard.map(part)).collect())
+    };
     let bytes = |bytes: fn(&NewEvent) -> Option<Bytes>| Value::Blobs(events().map(bytes).collect());
     let numbers =
         |number: fn(&NewEvent) -> Option<i64>| Value::Numbers(events().map(number).collect());
@@ -107,12 +157,13 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         i64::try_from(at).ok()
     });
     let headers = events().map(|event| headers::to_bytes(event.delivery.headers()).map(Into::into));
+    let items = || events().map(|event| event.delivery.item());
     let [outcomes, reasons, took] = failures(events().map(|event| event.dead.as_ref()));
     vec![
         ids(|event| event.key.as_ref().map(EventKey::key)),
         ids(|event| event.key.as_ref().map(EventKey::body)),
-        ids(|event| event.guard.as_ref().map(EventKey::key)),
-        ids(|event| event.guard.as_ref().map(EventKey::body)),
+        guards(|guard| guard.key()),
+        guards(|guard| guard.body()),
         Value::Texts(names),
         Value::Texts(routes),
         Value::Numbers(kind.collect()),
@@ -126,15 +177,23 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         bytes(|event| Some(event.delivery.body().clone())),
         some(headers, Value::Blobs),
         numbers(|event| Some(micros(event.retain))),
-        Value::Numbers(calls.iter().map(|call| call.lease).collect()),
+        Value::Numbers(calls.iter().flat_map(Acceptance::leases).collect()),
         outcomes,
         reasons,
         took,
+        some(items().map(|item| Some(item?.delivery)), Value::Numbers),
+        some(
+            items().map(|item| Some(i64::from(item?.number()) << 32 | i64::from(item?.count()))),
+            Value::Numbers,
+        ),
+        some(
+            items().map(|item| item?.kept_bytes().cloned()),
+            Value::Blobs,
+        ),
     ]
 }
 
-fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
-    let event = &call.event;
+fn accepted(event: &NewEvent, row: &PgRow) -> Result<Accepted, Error> {
     match column::<&str>(row, 0)? {
         "new" => {}
         "duplicate" => {
@@ -149,6 +208,8 @@ fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
                 remaining: remaining.max(Duration::from_micros(1)),
             });
         }
+        // Of an item of a batch, whose other items are in the way: what is refused says so.
+        "refused" => return Ok(Accepted::Duplicate { same_body: true }),
         "body-replayed" => return Ok(Accepted::BodyReplayed),
         "dead-letter" => {
             let id = EventId(column(row, 3)?);

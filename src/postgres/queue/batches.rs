@@ -19,7 +19,7 @@ use crate::inbox::event::{EventLease, Kinds};
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 
-/// How many calls a statement serves at most.
+/// The size of the calls that a statement serves, at most, or one call.
 const LARGEST: usize = 128;
 
 /// After a statement for so many calls, more are waited for this long before the next one: those that were answered
@@ -85,9 +85,19 @@ pub(super) trait Call: Clone + Send + 'static {
         None
     }
 
-    /// The row that it locks, if that may exist.
-    fn row(&self) -> Option<Row> {
-        None
+    /// The rows that it locks, as far as they may exist.
+    fn rows(&self) -> impl Iterator<Item = Row> {
+        std::iter::empty()
+    }
+
+    /// The number of rows of its answer.
+    fn answers(&self) -> usize {
+        1
+    }
+
+    /// For how many calls it counts in its statement: by what it takes of time and memory.
+    fn size(&self) -> usize {
+        1
     }
 
     /// The lease of the event that was taken.
@@ -110,7 +120,7 @@ struct State<C: Call> {
     waiting: VecDeque<Job<C>>,
     /// Rows that others have locked, which a task looks at. The calls that need them wait without a statement.
     locked: BTreeSet<Row>,
-    /// How many calls the next statement serves at most: fewer after one that was blocked for an unknown reason.
+    /// The size of the calls that the next statement serves, at most, or one call: fewer after one that was blocked for an unknown reason.
     largest: usize,
     /// Whether a task executes statements.
     is_running: bool,
@@ -209,16 +219,15 @@ impl<C: Call> Batches<C> {
         // Their callers have given up, and they took no effect. Their kinds must not keep others waiting.
         state.waiting.retain(|job| !job.caller.is_closed());
         let mut aside = Vec::new();
-        while jobs.len() < state.largest
-            && let Some(job) = state.waiting.front()
-        {
-            if job
-                .call
-                .row()
-                .is_some_and(|row| state.locked.contains(&row))
-            {
+        let mut size = 0;
+        while let Some(job) = state.waiting.front() {
+            if !state.locked.is_empty() && job.call.rows().any(|row| state.locked.contains(&row)) {
                 aside.extend(state.waiting.pop_front());
                 continue;
+            }
+            let added = job.call.size();
+            if size > 0 && size + added > state.largest {
+                break;
             }
             if let Some(of) = job.call.kinds() {
                 match kinds.iter().find(|kinds| kinds.route == of.route) {
@@ -227,6 +236,7 @@ impl<C: Call> Batches<C> {
                     None => kinds.push(of.clone()),
                 }
             }
+            size += added;
             jobs.extend(state.waiting.pop_front());
         }
         state.put_back(aside);
@@ -258,7 +268,7 @@ impl<C: Call> Batches<C> {
 
     /// Lets calls wait again. Those whose rows are locked wait until these are free.
     async fn stand_aside(self: &Arc<Self>, mut jobs: Vec<Job<C>>) {
-        let rows = jobs.iter().filter_map(|job| job.call.row()).collect();
+        let rows = jobs.iter().flat_map(|job| job.call.rows()).collect();
         let locked = (self.locked)(rows).await.unwrap_or_default();
         let mut state = lock(&self.state);
         if locked.is_empty() {
@@ -509,8 +519,8 @@ mod tests {
     impl Call for OfRow {
         type Return = ();
 
-        fn row(&self) -> Option<Row> {
-            Some(self.0)
+        fn rows(&self) -> impl Iterator<Item = Row> {
+            std::iter::once(self.0)
         }
     }
 

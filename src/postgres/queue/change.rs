@@ -52,7 +52,9 @@ pub(super) struct Changes {
 impl Changes {
     pub(super) fn new(database: &Arc<Database>) -> Self {
         let execute = |database: Arc<Database>, calls: Vec<Changing>| async move {
-            database.execute(CHANGE, &calls, changed, change).await
+            database
+                .execute(CHANGE, &calls, changed, |call, rows| change(call, &rows[0]))
+                .await
         };
         Self {
             database: Arc::clone(database),

@@ -34,10 +34,10 @@ const CLAIM: &str = "
 pub(super) const STATEMENTS: &[&str] = &[CLAIM];
 
 /// The columns of the last row, which has no event.
-const NEXT_DUE: usize = 15;
-const FLOOR: usize = 16;
-const TOOK: usize = 20;
-const SET_BACK: usize = 21;
+const NEXT_DUE: usize = 19;
+const FLOOR: usize = 20;
+const TOOK: usize = 24;
+const SET_BACK: usize = 25;
 
 /// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
 const LAST_LOOK: i32 = 2;

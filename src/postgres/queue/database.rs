@@ -258,13 +258,13 @@ impl Database {
         })
     }
 
-    /// Executes one statement for several calls, with a row for each.
+    /// Executes one statement for several calls, with the rows of their answers one after another.
     pub(super) async fn execute<C: Call>(
         &self,
         sql: &str,
         calls: &[C],
         values: fn(&[C]) -> Vec<Value>,
-        returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
+        returned: fn(&C, &[PgRow]) -> Result<C::Return, Error>,
     ) -> Executed<C::Return> {
         let send = async |calls: &[C]| {
             let number = C::TAKES.then(number);
@@ -279,21 +279,24 @@ impl Database {
                 let mut results = Vec::new();
                 for call in calls {
                     let rows = send(std::slice::from_ref(call)).await;
-                    let row = rows.map_err(|error| self.error(error)).and_then(one);
-                    results.push(row.and_then(|row| Ok(returned(call, &row)?)));
+                    let rows = rows.map_err(|error| self.error(error));
+                    results.push(rows.and_then(|rows| answered(call, &rows, returned)));
                 }
                 return Executed::Done(results);
             }
             Err(error) => return Executed::Done(share(self.error(error), calls.len())),
             Ok(rows) => rows,
         };
-        if rows.len() != calls.len() {
-            let error = corrupt("a statement that did not return a row for each call");
-            return Executed::Done(share(error.into(), calls.len()));
+        let mut rest = &rows[..];
+        let results = calls.iter().map(|call| {
+            let of_call = rest.split_off(..call.answers()).unwrap_or_default();
+            answered(call, of_call, returned)
+        });
+        let results = results.collect();
+        match rest {
+            [] => Executed::Done(results),
+            _ => Executed::Done(share(misfit(), calls.len())),
         }
-        let results = calls.iter().zip(&rows);
-        let results = results.map(|(call, row)| Ok(returned(call, row)?));
-        Executed::Done(results.collect())
     }
 
     /// Executes a statement that only reads.
@@ -400,6 +403,21 @@ async fn fetch(
 
 /// What the functions fail with where transactions are repeatable reads or serializable by default.
 const NOT_READ_COMMITTED: &str = "TW001";
+
+fn answered<C: Call>(
+    call: &C,
+    rows: &[PgRow],
+    returned: fn(&C, &[PgRow]) -> Result<C::Return, Error>,
+) -> Result<C::Return> {
+    match rows.len() == call.answers() {
+        true => Ok(returned(call, rows)?),
+        false => Err(misfit()),
+    }
+}
+
+fn misfit() -> StoreError {
+    corrupt("a statement that did not return each row of its calls").into()
+}
 
 fn one(mut rows: Vec<PgRow>) -> Result<PgRow> {
     let row = rows.pop();

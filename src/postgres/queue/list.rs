@@ -17,13 +17,26 @@ use super::{actions, blocked, rows};
 use crate::inbox::actions::{Action, Which};
 use crate::inbox::event::{EventId, Lane};
 use crate::inbox::queue::ListEvents;
-use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Listed, Page};
-use crate::postgres::engine::{Value, column};
+use crate::inbox::records::{
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page,
+};
+use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::OpenError as Error;
 
 /// The number of the event that was accepted with a key.
 const FIND: &str =
     "SELECT coalesce(event, 0) FROM {schema}.keys WHERE key = $1 AND done_until IS NOT NULL";
+
+/// The other events of the batches of some events: those of each batch once.
+const OTHERS: &str = "
+    SELECT o.delivery, o.item, o.seq FROM (
+        SELECT DISTINCT delivery FROM {schema}.events WHERE seq = ANY ($1) AND delivery IS NOT NULL
+    ) AS e (delivery)
+    CROSS JOIN LATERAL (
+        SELECT d.delivery, d.item, d.seq FROM {schema}.events d
+        WHERE d.delivery = e.delivery ORDER BY d.delivery, d.seq LIMIT 101
+    ) AS o
+    ORDER BY o.seq";
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 
@@ -41,7 +54,8 @@ const FROM_NUMBER: &str =
     "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[FIND, FAILURES, KINDS, ROUTES, NUMBERS, FROM_NUMBER];
+pub(super) const STATEMENTS: &[&str] =
+    &[FIND, OTHERS, FAILURES, KINDS, ROUTES, NUMBERS, FROM_NUMBER];
 
 /// How many numbers of events a step of a search covers at most.
 const LARGEST_STEP: i64 = 50_000;
@@ -60,7 +74,7 @@ pub(super) struct List {
 impl List {
     pub(super) fn new(database: &Arc<Database>) -> Self {
         let events = format!(
-            "(SELECT {COLUMNS}, e.body, e.headers FROM {} WHERE e.seq = ANY ($1))",
+            "(SELECT {COLUMNS}, e.body, e.headers, e.delivery, e.item, e.items, e.kept FROM {} WHERE e.seq = ANY ($1))",
             every_event()
         );
         let get: Arc<str> = with_last_failures(&events).into();
@@ -300,6 +314,13 @@ async fn records(database: &Database, get: &str, calls: Vec<Get>) -> Executed<Op
     let read = async {
         let (events, _) = database.search(get, &ids).await?;
         let (failures, _) = database.search(FAILURES, &ids).await?;
+        let mut others = Vec::new();
+        for event in &events {
+            if rows::item(event, rows::REST + 2)?.is_some() {
+                (others, _) = database.search(OTHERS, &ids).await?;
+                break;
+            }
+        }
         let mut found = HashMap::new();
         for event in &events {
             found.insert(column::<i64>(event, rows::NUMBER)?, (event, Vec::new()));
@@ -312,7 +333,7 @@ async fn records(database: &Database, get: &str, calls: Vec<Get>) -> Executed<Op
         let records = calls.iter().map(|Get(id)| {
             let found = found.get(&id.0);
             Ok(found
-                .map(|(event, failures)| record(event, failures))
+                .map(|(event, failures)| record(event, failures, &others))
                 .transpose()?)
         });
         Ok(records.collect())
@@ -321,18 +342,32 @@ async fn records(database: &Database, get: &str, calls: Vec<Get>) -> Executed<Op
     Executed::Done(read.unwrap_or_else(|error| share(error, calls.len())))
 }
 
-fn record(event: &PgRow, failures: &[&PgRow]) -> Result<EventRecord, Error> {
+fn record(event: &PgRow, failures: &[&PgRow], others: &[PgRow]) -> Result<EventRecord, Error> {
     let failures = failures
         .iter()
         .filter_map(|row| rows::failure(row).transpose());
     let failures: Vec<_> = failures.collect::<Result<_, _>>()?;
     let mut summary = rows::summary(event)?;
+    let item = rows::item(event, rows::REST + 2)?;
+    let of_batch = |row: &&PgRow| {
+        let delivery = item.as_ref().map(|item| item.delivery);
+        delivery.is_some_and(|delivery| column(row, 0).is_ok_and(|of: i64| of == delivery))
+    };
+    let others = others.iter().filter(of_batch).map(|row| {
+        let number = u32::try_from(column::<i32>(row, 1)?).map_err(corrupt)?;
+        Ok((number, EventId(column(row, 2)?)))
+    });
+    let mut others: Vec<_> = others.collect::<Result<_, Error>>()?;
+    others.retain(|(_, id)| *id != summary.id);
+    others.truncate(MOST_OTHERS);
     // The event may have failed between the two statements.
     summary.last_failure = failures.last().cloned();
     Ok(EventRecord {
         summary,
         body: column::<Option<Vec<u8>>>(event, rows::REST)?.map(Into::into),
         headers: rows::headers(event, rows::REST + 1)?,
+        others,
+        item,
         failures,
     })
 }

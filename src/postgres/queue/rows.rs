@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
 use sqlx::postgres::PgRow;
 
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, Failure, Lane, TakenEvent, UNCOUNTED};
@@ -78,6 +78,26 @@ pub(super) fn headers(row: &PgRow, at: usize) -> Result<HeaderMap, Error> {
     Ok(headers.map(headers::from_bytes).unwrap_or_default())
 }
 
+/// The place of an event in a batch, in the columns from `at` on.
+pub(super) fn item(row: &PgRow, at: usize) -> Result<Option<Item>, Error> {
+    let delivery: Option<i64> = column(row, at)?;
+    // As a rule, there is none.
+    if delivery.is_none() {
+        return Ok(None);
+    }
+    let number = |at| -> Result<_, Error> {
+        let number: Option<i32> = column(row, at)?;
+        number.map(u32::try_from).transpose().map_err(corrupt)
+    };
+    let kept: Option<Vec<u8>> = column(row, at + 3)?;
+    Ok(Item::stored(
+        delivery,
+        number(at + 1)?,
+        number(at + 2)?,
+        kept.map(Bytes::from),
+    ))
+}
+
 /// The lease of an event that was taken, in the columns from `at` on. `None` where there is none.
 pub(super) fn lease(row: &PgRow, at: usize) -> Result<Option<EventLease>, Error> {
     let Some(id) = column::<Option<i64>>(row, at)? else {
@@ -127,6 +147,7 @@ fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
         .with_route(route(row, at + 4)?)
         .with_key(key(row, at + 6)?)
         .with_headers(headers(row, at + 8)?)
+        .with_boxed_item(item(row, at + 15)?.map(Box::new))
         .with_attempt(attempt)
         .with_acceptance(time(column(row, at + 9)?), column(row, at + 10)?);
     Ok(Some(TakenEvent {

@@ -1,6 +1,7 @@
 //! Attempts end, those of concurrent calls by one statement, and their leases are extended.
 
 use std::future::Future;
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::store::OpenError as Error;
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
-        o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted
+        o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted, o_delivery, o_item, o_items, o_kept
     FROM (SELECT set_config('lock_timeout', '400ms', true), {schema}.begin_call($17)) AS c (time, call)
     CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
     ORDER BY o_at";
@@ -146,7 +147,7 @@ impl Database {
     async fn end(&self, mut calls: Vec<End>) -> Executed<Settled> {
         // Events without a lane have one place. Renewals lock rows in the same order.
         let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
-        let settled = self.execute(SETTLE, &calls, values, |_, row| settled(row));
+        let settled = self.execute(SETTLE, &calls, values, |_, rows| settled(&rows[0]));
         settled.await.unsort(&order)
     }
 }
@@ -168,9 +169,9 @@ impl Call for End {
         self.next.as_ref().map(|next| &next.kinds)
     }
 
-    fn row(&self) -> Option<Row> {
+    fn rows(&self) -> impl Iterator<Item = Row> {
         let EventLease { id, place, .. } = self.lease;
-        Some((place, if place == 0 { id.0 } else { 0 }))
+        iter::once((place, if place == 0 { id.0 } else { 0 }))
     }
 
     fn lease(settled: &Settled) -> Option<EventLease> {

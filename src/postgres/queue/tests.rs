@@ -8,7 +8,7 @@ use crate::inbox::actions::{ActionKind, By, Which};
 use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take, TakenEvent,
 };
-use crate::inbox::queue::{Accepted, Queue, Settled};
+use crate::inbox::queue::{AcceptOne, Accepted, Queue, Settled};
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresQueue;
 use crate::postgres::tests::{Database, execute};
@@ -29,7 +29,7 @@ impl Desk {
     }
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> (EventId, Option<TakenEvent>) {
-        let accepted = self.queue.accept.accept(event, take).await.unwrap();
+        let accepted = self.queue.accept.accept_one(event, take).await.unwrap();
         let Accepted::New { id, taken } = accepted else {
             panic!("{accepted:?}");
         };

@@ -1,12 +1,14 @@
 //! How an event is stored, or recognised as a duplicate.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use rusqlite::{Result, params};
 
 use super::claim::Head;
 use super::row::{self, Work};
 use super::{SqliteQueue, chats, handlers, kinds, lanes};
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::inbox::event::{EventId, Failure, MOST_WAITING_KINDS, NewEvent, TOO_MANY_KINDS, Take};
 use crate::inbox::headers;
 use crate::inbox::queue::{AcceptEvents, Accepted};
@@ -18,9 +20,9 @@ use crate::store::{EventKey, StoreError};
 
 const INSERT: &str = "
     INSERT INTO events
-        (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, ?8, 0)";
-const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?2, ?3)";
+        (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven, delivery, item, items)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, ?8, 0, ?9, ?10, ?11)";
+const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body, kept) VALUES (?1, ?2, ?3, ?4)";
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const LAST_KIND: &str = "SELECT max(id) FROM kinds";
 const IS_AT: &str = "SELECT 1 FROM kinds WHERE id = ?1 AND route = ?2";
@@ -30,14 +32,43 @@ pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST, LAST_KIND, I
 
 #[async_trait]
 impl AcceptEvents for SqliteQueue {
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
         let take = take.cloned();
         self.run_for(Need::Durable, move |tx, is_awaited| {
             let take = take.as_ref().filter(|_| is_awaited);
-            accept(tx, &event, &[], take)
+            let first = take.and_then(|take| take.first_of(&events));
+            if let Some(refused) = refused(tx, events.iter())? {
+                return Ok(vec![refused]);
+            }
+            let accept = |(at, event)| {
+                let take = take.filter(|_| first == Some(at));
+                accept(tx, event, &[], take)
+            };
+            events.iter().enumerate().map(accept).collect()
         })
         .await
     }
+}
+
+/// Why none of the events of a delivery is accepted. That of a single event is found when it is.
+pub(super) fn refused<'a>(
+    tx: &mut Tx<'_>,
+    events: impl IntoIterator<Item = &'a NewEvent, IntoIter: ExactSizeIterator>,
+) -> Result<Option<Accepted>> {
+    let events = events.into_iter();
+    if events.len() < 2 {
+        return Ok(None);
+    }
+    for event in events {
+        if let Some(known) = known(tx, event)?.filter(Accepted::refuses_all) {
+            return Ok(Some(known));
+        }
+    }
+    Ok(None)
 }
 
 /// The number of the event that was accepted last, once a transaction has read it.
@@ -125,15 +156,28 @@ fn record_keys(
         .filter(|guard| event.key.is_none_or(|key| key.key() != guard.key()));
     if guard.is_some() {
         // Neither is recorded unless both can be.
-        for digests in [event.key, guard].into_iter().flatten() {
-            if let Some(taken) = keys::taken(tx, digests)? {
-                return Ok(Some(refusal(event, digests, &taken)));
-            }
+        if let Some(known) = known(tx, event)? {
+            return Ok(Some(known));
         }
     }
     for digests in [event.key, guard].into_iter().flatten() {
         if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
-            return Ok(Some(refusal(event, digests, &taken)));
+            let refusal = refusal(event, digests, &taken);
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// The answer to an event whose key or guard is taken.
+fn known(tx: &mut Tx<'_>, event: &NewEvent) -> Result<Option<Accepted>> {
+    for digests in [event.key, event.guard].into_iter().flatten() {
+        if let Some(taken) = keys::taken(tx, digests)?
+            && let Some(refusal) = refusal(event, digests, &taken)
+        {
+            return Ok(Some(refusal));
         }
     }
     Ok(None)
@@ -193,6 +237,7 @@ fn insert(
     state: State,
 ) -> Result<()> {
     let delivery = &event.delivery;
+    let item = delivery.item();
     let mut headers = headers::to_bytes(delivery.headers()).unwrap_or_default();
     headers.extend_from_slice(line);
     tx.prepare(INSERT)?.execute(params![
@@ -204,23 +249,29 @@ fn insert(
         tx.now,
         keep_until,
         state == State::Dead,
+        item.map(|item| item.delivery),
+        item.map(Item::number),
+        item.map(Item::count),
     ])?;
     tx.prepare(INSERT_BODY)?.execute(params![
         seq,
         (!headers.is_empty()).then_some(headers),
-        &delivery.body()[..]
+        &delivery.body()[..],
+        item.and_then(Item::kept_bytes).map(|kept| &kept[..]),
     ])?;
     *tx.memo() = Last(Some(seq));
     chats::accepted(tx, seq)?;
     Ok(())
 }
 
-/// Why an event is not accepted whose key, or guard, is taken.
-fn refusal(event: &NewEvent, digests: EventKey, taken: &Taken) -> Accepted {
+/// Why an event is not accepted whose key, or guard, is taken. `None` for the guard of a batch that another item has brought.
+fn refusal(event: &NewEvent, digests: EventKey, taken: &Taken) -> Option<Accepted> {
     let same_body = taken.same_body;
+    let is_key = event.key == Some(digests);
     match taken.in_flight {
-        Some(remaining) => Accepted::InFlight { remaining },
-        None if event.key == Some(digests) || same_body => Accepted::Duplicate { same_body },
-        None => Accepted::BodyReplayed,
+        Some(remaining) => Some(Accepted::InFlight { remaining }),
+        None if !is_key && same_body && event.delivery.item().is_some() => None,
+        None if is_key || same_body => Some(Accepted::Duplicate { same_body }),
+        None => Some(Accepted::BodyReplayed),
     }
 }

@@ -39,7 +39,7 @@ const RETURNED: &str = sql!(concat!(
 ));
 const TAKE: &str = sql!("UPDATE work SET place = $Taken, due = ?2, fence = ?3 WHERE seq = ?1");
 const CONTENT: &str = "
-    SELECT e.key, e.accepted, e.redriven, b.body, b.headers
+    SELECT e.key, e.accepted, e.redriven, b.body, b.headers, e.delivery, e.item, e.items, b.kept
     FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
 
 #[cfg(test)]
@@ -219,6 +219,7 @@ pub(super) fn take(
         let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body)
             .with_route(take.kinds.route.clone());
         let delivery = delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?);
+        let delivery = delivery.with_boxed_item(row::read_item(row, 5)?.map(Box::new));
         Ok(match row.get_ref(4)?.as_blob_or_null()? {
             Some(headers) => delivery.with_headers(headers::from_bytes(headers)),
             None => delivery,

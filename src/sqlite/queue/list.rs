@@ -18,7 +18,7 @@ use crate::inbox::event::{EventId, EventState, Failure};
 use crate::inbox::headers;
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
-    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure,
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page, PastFailure,
 };
 use crate::route::EventType;
 use crate::sqlite::engine::{Tx, clock};
@@ -31,6 +31,9 @@ const SUMMARY: &str = "
         w.place, w.due, w.failures, w.crashes, w.tried
     FROM events e LEFT JOIN work w ON w.seq = e.seq WHERE e.seq = ?1";
 const CONTENT: &str = "SELECT body, headers FROM bodies WHERE seq = ?1";
+const ITEM: &str = "
+    SELECT e.delivery, e.item, e.items, b.kept FROM events e LEFT JOIN bodies b ON b.seq = e.seq WHERE e.seq = ?1";
+const OTHERS: &str = "SELECT item, seq FROM events WHERE delivery = ?1 AND seq <> ?2";
 const FAILURES: &str =
     "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number";
 const HAS_ERROR: &str = "
@@ -39,7 +42,15 @@ const HAS_ERROR: &str = "
 const LAST_FAILURE: &str =
     "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number DESC";
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[SUMMARY, CONTENT, FAILURES, HAS_ERROR, LAST_FAILURE];
+pub(super) const STATEMENTS: &[&str] = &[
+    SUMMARY,
+    CONTENT,
+    ITEM,
+    OTHERS,
+    FAILURES,
+    HAS_ERROR,
+    LAST_FAILURE,
+];
 
 /// How many blocked lanes a step returns.
 const LANES_AT_ONCE: usize = 50;
@@ -299,10 +310,23 @@ fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
     let failures = failures.query_map([id.0], read_failure)?;
     let failures: Vec<_> = failures.collect::<Result<_, _>>()?;
     summary.last_failure = failures.last().cloned();
+    let mut item = tx.prepare(ITEM)?;
+    let item = item.query_row([id.0], |row| row::read_item(row, 0))?;
+    let mut others = Vec::new();
+    if let Some(item) = &item {
+        // By the index, they are in the order of their numbers.
+        let mut statement = tx.prepare(OTHERS)?;
+        let found = statement.query_map([item.delivery, id.0], |row| {
+            Ok((row.get(0)?, EventId(row.get(1)?)))
+        })?;
+        others = found.take(MOST_OTHERS).collect::<Result<_>>()?;
+    }
     Ok(Some(EventRecord {
         summary,
         body,
         headers: headers.unwrap_or_default(),
+        others,
+        item,
         failures,
     }))
 }

@@ -3,10 +3,11 @@
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use rusqlite::types::Type;
+use bytes::Bytes;
+use rusqlite::types::{Type, ValueRef};
 use rusqlite::{OptionalExtension, Result, Row, params};
 
-use crate::delivery::IdempotencyKey;
+use crate::delivery::{IdempotencyKey, Item};
 use crate::error::BoxError;
 use crate::inbox::event::{EventState, Failure};
 use crate::sqlite::engine::{Tx, clock};
@@ -245,6 +246,22 @@ pub(super) fn read_key(row: &Row<'_>, column: usize) -> Result<Option<Idempotenc
         Ok(value) => Ok(IdempotencyKey::new(value)),
         Err(error) => Err(invalid(column, Type::Blob, error)),
     }
+}
+
+/// The place of an event in a batch, in the columns from one on: the numbers of the delivery and the item, the number of items,
+/// and what is kept.
+pub(super) fn read_item(row: &Row<'_>, column: usize) -> Result<Option<Item>> {
+    // As a rule, there is none.
+    if row.get_ref(column)? == ValueRef::Null {
+        return Ok(None);
+    }
+    let kept: Option<Vec<u8>> = row.get(column + 3)?;
+    Ok(Item::stored(
+        row.get(column)?,
+        row.get(column + 1)?,
+        row.get(column + 2)?,
+        kept.map(Bytes::from),
+    ))
 }
 
 /// The error of a value that no release writes.

@@ -54,15 +54,19 @@ impl SqliteQueue {
         set.await
     }
 
-    /// Accepts an event that nobody takes yet, with a line that is added to its headers.
+    /// Accepts the events of a delivery, which nobody takes yet, each with a line that is added to its headers.
     pub(crate) async fn store(
         &self,
-        packed: &Arc<(NewEvent, Vec<u8>)>,
-    ) -> Result<Accepted, StoreError> {
+        packed: &Arc<[(NewEvent, Vec<u8>)]>,
+    ) -> Result<Vec<Accepted>, StoreError> {
         let packed = Arc::clone(packed);
         let store = self.run(Need::Durable, move |tx| {
-            let (event, line) = &*packed;
-            accept::accept(tx, event, line, None)
+            if let Some(refused) = accept::refused(tx, packed.iter().map(|(event, _)| event))? {
+                return Ok(vec![refused]);
+            }
+            let accept =
+                |(event, line): &(NewEvent, Vec<u8>)| accept::accept(tx, event, line, None);
+            packed.iter().map(accept).collect()
         });
         store.await
     }

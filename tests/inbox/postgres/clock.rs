@@ -42,7 +42,7 @@ impl Server {
     }
 
     async fn accept(&self, lane: i64) -> EventId {
-        let accepted = self.queue.accept(event(None, Some(lane)), None).await;
+        let accepted = self.queue.accept_one(event(None, Some(lane)), None).await;
         match accepted.unwrap() {
             Accepted::New { id, .. } => id,
             other => panic!("{other:?}"),
@@ -153,7 +153,11 @@ async fn a_clock_that_is_ahead_deletes_nothing() {
         key: Some(key("a")),
         ..event(None, Some(1))
     };
-    let accepted = server.queue.accept(keyed(), Some(&take())).await.unwrap();
+    let accepted = server
+        .queue
+        .accept_one(keyed(), Some(&take()))
+        .await
+        .unwrap();
     let Accepted::New {
         id,
         taken: Some(taken),
@@ -172,7 +176,7 @@ async fn a_clock_that_is_ahead_deletes_nothing() {
         assert!(!server.queue.purge(DAY).await.unwrap());
         server.jump(Duration::ZERO).await;
         assert_eq!(count(&server.pool, bodies).await, 1);
-        let again = server.queue.accept(keyed(), None).await.unwrap();
+        let again = server.queue.accept_one(keyed(), None).await.unwrap();
         assert!(matches!(again, Accepted::Duplicate { same_body: true }));
         assert_eq!(server.ids().await, []);
     }

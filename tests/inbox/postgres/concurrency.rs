@@ -42,7 +42,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                     let lane = (!n.is_multiple_of(5)).then_some((n % 3) as i64);
                     let next = n.is_multiple_of(2).then(take);
                     let accepted = queue
-                        .accept(event(None, lane), Some(&take()))
+                        .accept_one(event(None, lane), Some(&take()))
                         .await
                         .unwrap();
                     let Accepted::New { id, mut taken } = accepted else {
@@ -153,7 +153,7 @@ async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
         let brief = support::queue::take(Duration::from_millis(1));
         let lane = Some((round % 3) as i64);
         let key = key(&round.to_string());
-        let accepted = queue.accept(event(Some(key), lane), Some(&brief));
+        let accepted = queue.accept_one(event(Some(key), lane), Some(&brief));
         if let Ok(Ok(Accepted::New {
             taken: Some(taken), ..
         })) = timeout(limit, accepted).await
@@ -194,7 +194,7 @@ async fn event_that_the_server_refuses_fails_alone() {
         if at == 25 {
             event.delivery = RawDelivery::new(EventKind::CHAT_RATED, "refused");
         }
-        queue.accept(event, None)
+        queue.accept_one(event, None)
     });
     let accepted = join_all(accepts).await;
     let failed: Vec<_> = (0..50).filter(|at| accepted[*at].is_err()).collect();
@@ -213,7 +213,7 @@ async fn changes_at_one_time_share_a_transaction() {
     for at in 0..EVENTS {
         let mut event = event(Some(key(&at.to_string())), Some(at % 7));
         event.dead = (at % 2 == 0).then(failure);
-        let Ok(Accepted::New { id, .. }) = queue.accept(event, None).await else {
+        let Ok(Accepted::New { id, .. }) = queue.accept_one(event, None).await else {
             panic!("event {at} was not accepted");
         };
         ids.push(id);

@@ -60,7 +60,7 @@ async fn keys_are_shared_with_the_store_both_ways() {
     let Claim::Acquired(lease) = claim else {
         panic!("{claim:?}");
     };
-    let inline = || queue.accept(event(Some(key("inline")), Some(1)), None);
+    let inline = || queue.accept_one(event(Some(key("inline")), Some(1)), None);
     let in_flight = inline().await.unwrap();
     let Accepted::InFlight { remaining } = in_flight else {
         panic!("{in_flight:?}");
@@ -70,7 +70,10 @@ async fn keys_are_shared_with_the_store_both_ways() {
     let done = inline().await.unwrap();
     assert!(matches!(done, Accepted::Duplicate { same_body: true }));
     let other = EventKey::new("", b"inline", b"{ }");
-    let done = queue.accept(event(Some(other), None), None).await.unwrap();
+    let done = queue
+        .accept_one(event(Some(other), None), None)
+        .await
+        .unwrap();
     assert!(matches!(done, Accepted::Duplicate { same_body: false }));
 
     // What the store gave up, or whose run died, is accepted.
@@ -130,7 +133,7 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
     let keys = "SELECT count(*) FROM tower_webhook.keys";
     assert_eq!(count(&pool, keys).await, 4);
     for name in ["in progress", "waits", "aside", "dead"] {
-        let again = queue.accept(short(name, None), None).await.unwrap();
+        let again = queue.accept_one(short(name, None), None).await.unwrap();
         assert!(matches!(again, Accepted::Duplicate { .. }), "{name}");
         assert_eq!(store.peek(&key(name)).await.unwrap(), KeyState::Done);
     }
@@ -139,7 +142,7 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
     end(&queue, &first.unwrap(), Settlement::Handled).await;
     tokio::time::sleep(Duration::from_millis(10)).await;
     queue.purge(RETENTION).await.unwrap();
-    let again = queue.accept(short("in progress", None), None).await;
+    let again = queue.accept_one(short("in progress", None), None).await;
     assert!(matches!(again.unwrap(), Accepted::New { .. }));
 }
 
@@ -167,7 +170,7 @@ async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
                 dead: (at % 50 == 9).then(failure),
                 ..event(Some(key(&name)), (at % 7 != 0).then_some(at % 6))
             };
-            queue.accept(event, Some(&next))
+            queue.accept_one(event, Some(&next))
         });
         let accepted: Vec<_> = join_all(accepts)
             .await
@@ -238,7 +241,7 @@ async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
 async fn missing_schema_is_explained() {
     let database = Database::create().await;
     let queue = PostgresQueue::new(database.pool(1).await);
-    let error = queue.accept(event(None, None), None).await.unwrap_err();
+    let error = queue.accept_one(event(None, None), None).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Unavailable);
     let advice = error.source().unwrap().to_string();
     assert!(advice.contains("migrate"), "{advice}");

@@ -236,7 +236,7 @@ async fn a_user_who_may_only_read_lists_events_and_is_refused_changes() {
         inbox.pause(EventKind::CHAT_RATED, "").await,
         inbox.forget("7").await.map(drop),
         inbox.retire(EventKind::CHAT_RATED).await.map(drop),
-        queue.accept(event(None, None), None).await.map(drop),
+        queue.accept_one(event(None, None), None).await.map(drop),
         queue.claim_of(&take(), 1, 0).await.map(drop),
         queue.purge(Duration::ZERO).await.map(drop),
         queue.discard(id, None, &by).await.map(drop),

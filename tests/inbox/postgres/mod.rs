@@ -72,7 +72,7 @@ fn failure() -> Failure {
 
 /// Accepts a new event.
 async fn accept(queue: &PostgresQueue, event: NewEvent) -> (EventId, Option<Box<TakenEvent>>) {
-    match queue.accept(event, Some(&take())).await.unwrap() {
+    match queue.accept_one(event, Some(&take())).await.unwrap() {
         Accepted::New { id, taken } => (id, taken),
         other => panic!("{other:?}"),
     }

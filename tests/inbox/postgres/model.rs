@@ -242,8 +242,11 @@ impl Both {
         match op {
             0..=13 => {
                 let (event, take) = (random.event(count), random.next());
-                let m = memory.accept(event.clone(), take.as_ref()).await.unwrap();
-                let p = postgres.accept(event, take.as_ref()).await.unwrap();
+                let m = memory
+                    .accept_one(event.clone(), take.as_ref())
+                    .await
+                    .unwrap();
+                let p = postgres.accept_one(event, take.as_ref()).await.unwrap();
                 match (m, p) {
                     (Accepted::New { id, taken: m }, Accepted::New { id: id_p, taken: p }) => {
                         assert_eq!(id, id_p);

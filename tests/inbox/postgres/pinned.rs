@@ -122,7 +122,10 @@ async fn all_that_becomes_due_is_taken() {
         ..take()
     };
     let untaken = async |lane: i64| {
-        let accepted = queue.accept(event(None, Some(lane)), None).await.unwrap();
+        let accepted = queue
+            .accept_one(event(None, Some(lane)), None)
+            .await
+            .unwrap();
         match accepted {
             Accepted::New { id, .. } => id,
             other => panic!("{other:?}"),
@@ -189,7 +192,7 @@ async fn what_a_full_route_leaves_is_above_the_floor() {
     assert_eq!(claim(0).await, (vec![], None));
     let mut left = event(None, None);
     left.delivery = left.delivery.with_route(crm.clone());
-    let accepted = pinned.queue.accept(left, None).await.unwrap();
+    let accepted = pinned.queue.accept_one(left, None).await.unwrap();
     let Accepted::New { id, .. } = accepted else {
         panic!("{accepted:?}")
     };
@@ -215,7 +218,7 @@ async fn an_event_that_became_due_below_the_floor_is_found_by_a_look() {
     let pinned = Pinned::create().await;
     let queue = &pinned.queue;
     assert!(pinned.claim(&take()).await.is_empty());
-    let accepted = queue.accept(event(None, Some(1)), None).await.unwrap();
+    let accepted = queue.accept_one(event(None, Some(1)), None).await.unwrap();
     let Accepted::New { id, .. } = accepted else {
         panic!("{accepted:?}")
     };
@@ -269,8 +272,14 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
 
         // One that others wait for.
         let (_, first) = accept(queue, event(None, Some(lane))).await;
-        queue.accept(event(None, Some(lane)), None).await.unwrap();
-        queue.accept(event(None, Some(lane)), None).await.unwrap();
+        queue
+            .accept_one(event(None, Some(lane)), None)
+            .await
+            .unwrap();
+        queue
+            .accept_one(event(None, Some(lane)), None)
+            .await
+            .unwrap();
         end(queue, &first.unwrap(), Settlement::Handled).await;
         let (_, other) = accept(queue, event(None, Some(lane + 100))).await;
         end(queue, &other.unwrap(), retry(true)).await;
@@ -299,7 +308,10 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
     };
     for lane in 400..410 {
         for _ in 0..3 {
-            queue.accept(event(None, Some(lane)), None).await.unwrap();
+            queue
+                .accept_one(event(None, Some(lane)), None)
+                .await
+                .unwrap();
         }
     }
     let crashed = queue.claim_of(&short, 100, 100).await.unwrap().events;

@@ -76,7 +76,9 @@ impl Order {
 
     async fn accept(&self, queue: &PostgresQueue, lane: i64) {
         let began = self.tick();
-        let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+        let accepted = queue
+            .accept_one(event(None, Some(lane)), Some(&take()))
+            .await;
         let Accepted::New { id, taken } = accepted.unwrap() else {
             panic!("it has no key");
         };

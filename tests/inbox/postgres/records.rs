@@ -77,7 +77,7 @@ async fn headers_of_a_batch_stay_with_their_events() {
         async move {
             let new = with_headers(new, kept(at));
             let next = (at % 2 == 0).then(take);
-            (at, queue.accept(new, next.as_ref()).await.unwrap())
+            (at, queue.accept_one(new, next.as_ref()).await.unwrap())
         }
     });
     let mut events = HashMap::new();
@@ -162,7 +162,9 @@ async fn an_attempt_that_lost_its_lease_notes_no_duration() {
     };
     let mut stale = Vec::new();
     for lane in 0..5 {
-        let accepted = queue.accept(event(None, Some(lane)), Some(&brief)).await;
+        let accepted = queue
+            .accept_one(event(None, Some(lane)), Some(&brief))
+            .await;
         let Accepted::New { taken, .. } = accepted.unwrap() else {
             panic!("it has no key");
         };

@@ -43,7 +43,7 @@ async fn event_whose_caller_gave_up_is_released() {
         lock_table(&mut busy).await;
         let accept = tokio::spawn({
             let (queue, take) = (queue.clone(), take.clone());
-            async move { queue.accept(event(None, Some(1)), Some(&take)).await }
+            async move { queue.accept_one(event(None, Some(1)), Some(&take)).await }
         });
         while count(&other, WAITING).await == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -72,7 +72,10 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     let queue = database.queue().await;
     let pool = database.pool(1).await;
     for lane in 0..3 {
-        queue.accept(event(None, Some(lane)), None).await.unwrap();
+        queue
+            .accept_one(event(None, Some(lane)), None)
+            .await
+            .unwrap();
     }
     let mut busy = pool.begin().await.unwrap();
     lock_table(&mut busy).await;
@@ -233,7 +236,7 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
         lane += 1;
         let (queue, brief, lease) = (queue.clone(), brief.clone(), held.lease);
         calls.spawn(async move {
-            let accepted = queue.accept(event(None, Some(lane)), Some(&brief));
+            let accepted = queue.accept_one(event(None, Some(lane)), Some(&brief));
             let accepted = timeout(LIMIT, accepted).await;
             if lane % 20 == 0 {
                 // What it takes has to be held, too.
@@ -312,7 +315,7 @@ async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
         CREATE TRIGGER given_up BEFORE DELETE ON tower_webhook.given_up EXECUTE FUNCTION given_up()";
     execute(&pool, slow).await;
     let take = take();
-    let accepted = queue.accept(event(None, Some(1)), Some(&take)).await;
+    let accepted = queue.accept_one(event(None, Some(1)), Some(&take)).await;
     assert!(accepted.is_err());
     let mut slowest = Duration::ZERO;
     let claimed = timeout(LEASE / 2, async {
@@ -498,7 +501,7 @@ async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
         support::queue::skip(Duration::ZERO),
     )
     .await;
-    let other = queue.accept(event(None, Some(2)), None).await.unwrap();
+    let other = queue.accept_one(event(None, Some(2)), None).await.unwrap();
     let Accepted::New { id: other, .. } = other else {
         panic!("{other:?}");
     };
@@ -569,7 +572,9 @@ async fn accept_and_settle(url: &str) {
         let queue = queue.clone();
         async move {
             loop {
-                let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+                let accepted = queue
+                    .accept_one(event(None, Some(lane)), Some(&take()))
+                    .await;
                 if let Ok(Accepted::New {
                     taken: Some(taken), ..
                 }) = accepted

@@ -24,9 +24,9 @@ async fn forged_kinds_do_not_slow_claims_down() {
         delivery: RawDelivery::new(format!("forged-{n}").parse().unwrap(), "{}"),
         ..event(Some(key("captured")), None)
     };
-    queue.accept(forged(0), None).await.unwrap();
+    queue.accept_one(forged(0), None).await.unwrap();
     for first in (0..10_000).step_by(BATCH) {
-        let replays = (first..first + BATCH).map(|n| queue.accept(forged(n), None));
+        let replays = (first..first + BATCH).map(|n| queue.accept_one(forged(n), None));
         for replay in join_all(replays).await {
             assert!(matches!(replay.unwrap(), Accepted::Duplicate { .. }));
         }
@@ -43,7 +43,7 @@ async fn forged_kinds_do_not_slow_claims_down() {
                 retain: Duration::ZERO,
                 ..forged(n)
             };
-            queue.accept(event, None)
+            queue.accept_one(event, None)
         });
         for replay in join_all(replays).await {
             assert!(matches!(replay.unwrap(), Accepted::New { .. }));
@@ -93,7 +93,7 @@ async fn kinds_are_not_deleted_under_an_event() {
         };
         let take = take();
         let (accepted, purged) = tokio::join!(
-            queue.accept(event, Some(&take)),
+            queue.accept_one(event, Some(&take)),
             queue.purge(Duration::ZERO)
         );
         purged.unwrap();
@@ -119,11 +119,11 @@ async fn unreadable_events_are_passed_over_and_become_dead_letters() {
     let database = Database::create().await;
     let (queue, pool) = (database.queue().await, database.pool(1).await);
     for lane in 1..=5 {
-        let accepted = queue.accept(event(None, Some(lane)), None).await;
+        let accepted = queue.accept_one(event(None, Some(lane)), None).await;
         assert!(matches!(accepted.unwrap(), Accepted::New { .. }));
     }
     // A second event in the lane of one of them.
-    queue.accept(event(None, Some(2)), None).await.unwrap();
+    queue.accept_one(event(None, Some(2)), None).await.unwrap();
     execute(
         &pool,
         "UPDATE tower_webhook.events SET key = '\\x0a' WHERE seq = 2;
@@ -167,7 +167,7 @@ async fn a_settlement_passes_over_an_unreadable_event() {
     let database = Database::create().await;
     let (queue, pool) = (database.queue().await, database.pool(1).await);
     for _ in 0..2 {
-        queue.accept(event(None, Some(1)), None).await.unwrap();
+        queue.accept_one(event(None, Some(1)), None).await.unwrap();
     }
     execute(
         &pool,

@@ -253,7 +253,7 @@ async fn a_row_that_is_locked_delays_no_other_chat() {
         lane: Some(Lane::of_chat("locked")),
         ..first
     };
-    queue.accept(first, None).await.unwrap();
+    queue.accept_one(first, None).await.unwrap();
     let pool = database.pool(1).await;
     let mut transaction = pool.begin().await.unwrap();
     let row = "SELECT FROM tower_webhook.head FOR UPDATE";

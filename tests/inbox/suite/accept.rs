@@ -96,7 +96,7 @@ pub(crate) async fn one_accept_wins<H: Harness>(harness: &H) {
                 let take = handle.take(HELD);
                 start.wait().await;
                 ok(
-                    handle.queue.accept(event, takes.then_some(&take)).await,
+                    handle.queue.accept_one(event, takes.then_some(&take)).await,
                     "accept",
                 )
             })
@@ -150,7 +150,7 @@ pub(crate) async fn bodies_are_guarded<H: Harness>(harness: &H) {
     };
     let refused = async |event: NewEvent| {
         let take = trial.take(HELD);
-        match ok(trial.queue.accept(event, Some(&take)).await, "accept") {
+        match ok(trial.queue.accept_one(event, Some(&take)).await, "accept") {
             Accepted::BodyReplayed => {}
             other => panic!("a body was accepted under another key: {other:?}"),
         }
@@ -486,11 +486,11 @@ pub(crate) async fn abandoned_accepts_lose_nothing<H: Harness>(harness: &H) {
         let event = trial.with_key(&key(), "{}");
         let take = trial.take(SHORT);
         let take = (polls % 2 == 0).then_some(&take);
-        abandon(trial.queue.accept(event.clone(), take), polls / 2).await;
+        abandon(trial.queue.accept_one(event.clone(), take), polls / 2).await;
         trials.push((trial, event));
     }
     for (trial, event) in trials {
-        match ok(trial.queue.accept(event, None).await, "accept") {
+        match ok(trial.queue.accept_one(event, None).await, "accept") {
             Accepted::New { .. } | Accepted::Duplicate { same_body: true } => {}
             other => panic!("an abandoned event was delivered again: {other:?}"),
         }

@@ -17,6 +17,7 @@ mod accept;
 mod actions;
 mod alone;
 mod attempts;
+mod batches;
 mod bulk;
 mod changes;
 mod counts;
@@ -55,6 +56,10 @@ pub(crate) use self::alone::{
 pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
     first_due_is_taken_first, wanted_events_are_taken,
+};
+pub(crate) use self::batches::{
+    first_items_are_taken, items_are_accepted_once, items_are_events, largest_batches_are_accepted,
+    refused_batches_leave_nothing, unreadable_items_are_dead,
 };
 pub(crate) use self::bulk::{
     bulk_changes_are_cancelled, steps_change_events_in_every_place,
@@ -190,6 +195,11 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         deliveries_return_unchanged
         accepted_events_are_taken
         events_arrive_dead
+        items_are_events
+        items_are_accepted_once
+        refused_batches_leave_nothing
+        first_items_are_taken
+        unreadable_items_are_dead
         other_kinds_leave_nothing
         abandoned_accepts_lose_nothing
         lanes_keep_their_order
@@ -240,6 +250,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         .await;
     // They make many calls, which would delay the rules that measure time.
     in_turn! { harness,
+        largest_batches_are_accepted
         headers_are_kept
         last_failures_are_shown
         failures_keep_their_durations

@@ -134,7 +134,7 @@ impl Trial {
 
     /// Accepts an event that is new.
     pub(super) async fn accept(&self, event: NewEvent) -> EventId {
-        match ok(self.queue.accept(event, None).await, "accept") {
+        match ok(self.queue.accept_one(event, None).await, "accept") {
             Accepted::New { id, taken: None } => id,
             Accepted::New { taken, .. } => panic!("an event was taken unasked: {taken:?}"),
             other => panic!("an event that is new was not accepted: {other:?}"),
@@ -148,7 +148,7 @@ impl Trial {
         lease: Duration,
     ) -> (EventId, Option<TakenEvent>) {
         let take = self.take(lease);
-        match ok(self.queue.accept(event, Some(&take)).await, "accept") {
+        match ok(self.queue.accept_one(event, Some(&take)).await, "accept") {
             Accepted::New { id, taken } => {
                 if let Some(taken) = &taken {
                     assert_eq!(taken.lease.id, id, "the number of an event that was taken");
@@ -178,7 +178,7 @@ impl Trial {
     /// Asserts that the queue recognises a duplicate.
     pub(super) async fn duplicate(&self, event: NewEvent, expected: bool, what: &str) {
         let take = self.take(HELD);
-        match ok(self.queue.accept(event, Some(&take)).await, "accept") {
+        match ok(self.queue.accept_one(event, Some(&take)).await, "accept") {
             Accepted::Duplicate { same_body } => {
                 assert_eq!(same_body, expected, "`same_body` of {what}");
             }

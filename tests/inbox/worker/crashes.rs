@@ -24,7 +24,10 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
             lane: Some(Lane(n)),
             ..new_event(EventKind::CHAT_RATED, r#"{"id":"a"}"#)
         };
-        internal::queue(&inbox).accept(event, None).await.unwrap()
+        internal::queue(&inbox)
+            .accept_one(event, None)
+            .await
+            .unwrap()
     };
     for n in 0..3 {
         assert!(matches!(accepted(n).await, Accepted::New { .. }));
@@ -82,7 +85,7 @@ async fn crashed(inbox: &Inbox, kind: EventKind, lane: i64, crashes: u32) -> Eve
         ..new_event(kind, format!(r#"{{"id":"{lane}","rating":1}}"#))
     };
     let queue = internal::queue(inbox);
-    let Accepted::New { id, taken } = queue.accept(event, Some(&take)).await.unwrap() else {
+    let Accepted::New { id, taken } = queue.accept_one(event, Some(&take)).await.unwrap() else {
         panic!("a new event");
     };
     assert!(taken.is_some());

@@ -240,7 +240,7 @@ async fn talk(store: &SqliteStore, queue: &SqliteQueue, first: usize) {
     let mut waiting = VecDeque::new();
     for number in first..first + EVENTS {
         let take = random.bool().then(|| take(LEASE));
-        let accept = again(async || queue.accept(event(number), take.as_ref()).await);
+        let accept = again(async || queue.accept_one(event(number), take.as_ref()).await);
         match to(Stage::Stored, number, accept).await {
             Accepted::New { id, taken } => waiting.push_back((number, id, taken)),
             other => panic!("{number}: {other:?}"),
@@ -315,14 +315,19 @@ impl Calls for Database {
         Ok(self.queue.clone().into())
     }
 
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        let number = number_of(event.delivery.key()).unwrap();
-        let body = event.delivery.body().clone();
-        let accepted = self.inner()?.accept(event, take).await?;
-        assert_eq!(body, *super::power::event(number).delivery.body());
-        lock(&self.has).push(number);
-        if Peer::argument().is_some() {
-            ends(Stage::Forwarded, number);
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        let accepted = self.inner()?.accept(Arc::clone(&events), take).await?;
+        for NewEvent { delivery, .. } in &*events {
+            let number = number_of(delivery.key()).unwrap();
+            assert_eq!(delivery.body(), super::power::event(number).delivery.body());
+            lock(&self.has).push(number);
+            if Peer::argument().is_some() {
+                ends(Stage::Forwarded, number);
+            }
         }
         Ok(accepted)
     }
@@ -351,7 +356,7 @@ async fn live_with_spool(life: usize, directory: &Path) {
     let accept = async |from: usize, end: usize| {
         let chats = firsts.clone().map(async |first| {
             for number in first + from..first + end {
-                let accepted = again(async || spooled.accept(event(number), None).await);
+                let accepted = again(async || spooled.accept_one(event(number), None).await);
                 to(Stage::Stored, number, accepted).await;
             }
         });
@@ -566,7 +571,7 @@ async fn look(store: &SqliteStore, queue: &SqliteQueue, known: &Known) -> Result
     }
     // As the sender does with those that have no answer.
     let sent = known.0.keys().filter(|number| **number < RUNS);
-    let again = sent.map(async |number| (number, queue.accept(event(*number), None).await));
+    let again = sent.map(async |number| (number, queue.accept_one(event(*number), None).await));
     let mut recognized = 0;
     for (number, accepted) in join_all(again).await {
         match (accepted.map_err(failed)?, found.get(number)) {

@@ -854,10 +854,7 @@ fn a_url_that_no_sender_can_have_is_refused() {
         );
         assert!(Sender::named("square", Some(url)).is_err(), "{url}");
     }
-    for url in [
-        "https://example.com",
-        "http://localhost:3000/hooks?a=b",
-    ] {
+    for url in ["https://example.com", "http://localhost:3000/hooks?a=b"] {
         assert!(described(json!({"url": url})).is_ok(), "{url}");
     }
 }

@@ -94,22 +94,23 @@ impl Calls for Spy {
         self.queue.inner.inner()
     }
 
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        let (of, lane, key) = (
-            type_of(&event.delivery),
-            event.lane,
-            event.key.unwrap().key(),
-        );
-        let accepted = self.queue.accept(event, take).await?;
-        if let Accepted::New { id, taken } = &accepted {
-            self.history.write(Entry::Stored {
-                event: *id,
-                key,
-                of,
-                lane,
-            });
-            if let (Some(taken), Some(take)) = (taken, take) {
-                self.taken(taken, take.lease);
+    async fn accept(
+        &self,
+        events: Arc<[NewEvent]>,
+        take: Option<&Take>,
+    ) -> Result<Vec<Accepted>, StoreError> {
+        let accepted = self.queue.accept(Arc::clone(&events), take).await?;
+        for (event, accepted) in events.iter().zip(&accepted) {
+            if let Accepted::New { id, taken } = accepted {
+                self.history.write(Entry::Stored {
+                    event: *id,
+                    key: event.key.unwrap().key(),
+                    of: type_of(&event.delivery),
+                    lane: event.lane,
+                });
+                if let (Some(taken), Some(take)) = (taken, take) {
+                    self.taken(taken, take.lease);
+                }
             }
         }
         Ok(accepted)
@@ -353,30 +354,35 @@ impl Mistaken {
 
     async fn accept(
         &self,
-        mut event: NewEvent,
+        events: Arc<[NewEvent]>,
         take: Option<&Take>,
-    ) -> Result<Accepted, StoreError> {
+    ) -> Result<Vec<Accepted>, StoreError> {
         if self.every(Mistake::AcceptsWithoutStoring, 7) {
             let id = EventId(1_000_000 + *lock(&self.calls) as i64);
-            return Ok(Accepted::New { id, taken: None });
+            let new = |_: &NewEvent| Accepted::New { id, taken: None };
+            return Ok(events.iter().map(new).collect());
         }
-        if self.every(Mistake::ForgetsTheKey, 5) {
-            event.key = None;
+        let mut events = events.to_vec();
+        for event in &mut events {
+            if self.every(Mistake::ForgetsTheKey, 5) {
+                event.key = None;
+            }
+            if self.every(Mistake::ClaimSkipsTheHead, 2) {
+                event.lane = None;
+            }
+            if self.makes(Mistake::PurgesTooEarly) {
+                event.retain = SECOND;
+            }
         }
-        if self.every(Mistake::ClaimSkipsTheHead, 2) {
-            event.lane = None;
-        }
-        if self.makes(Mistake::PurgesTooEarly) {
-            event.retain = SECOND;
-        }
-        let accepted = self.inner.accept(event, take).await?;
-        Ok(match accepted {
+        let accepted = self.inner.accept(events.into(), take).await?;
+        let accepted = accepted.into_iter().map(|accepted| match accepted {
             Accepted::New { id, taken } => Accepted::New {
                 id,
                 taken: taken.map(|event| Box::new(self.note(*event))),
             },
             other => other,
-        })
+        });
+        Ok(accepted.collect())
     }
 
     async fn claim(

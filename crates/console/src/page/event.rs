@@ -5,10 +5,10 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use serde::de::IgnoredAny;
-use tower_webhook::EventType;
 use tower_webhook::inbox::{
     Action, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope, escaped,
 };
+use tower_webhook::{EventType, Item};
 
 use super::super::reading::More;
 use super::actions::of_event;
@@ -51,7 +51,7 @@ pub(in super::super) fn event(
             div {
                 section {
                     h2 { "Event" }
-                    (summary(view, event))
+                    (summary(view, record))
                 }
                 section {
                     h2 { "Timeline" }
@@ -78,6 +78,14 @@ pub(in super::super) fn event(
                 section {
                     h2 { "Payload" }
                     (payload(view, record))
+                }
+                @if let Some(kept) = record.item.as_ref().and_then(Item::kept)
+                    && !view.console.hides_payloads
+                {
+                    section {
+                        h2 { "Kept of its delivery" }
+                        pre #kept tabindex="0" aria-label="Kept of its delivery" { (clip(&indented(kept, MOST), MOST)) }
+                    }
                 }
                 @if !record.headers.is_empty() && !view.console.hides_payloads {
                     section {
@@ -119,7 +127,8 @@ fn event_type(event: &EventSummary) -> EventType {
     EventType::new(event.route.clone(), event.kind.clone())
 }
 
-fn summary(view: &View, event: &EventSummary) -> Markup {
+fn summary(view: &View, record: &EventRecord) -> Markup {
+    let event = &record.summary;
     html! {
         dl {
             dt { "Kind" } dd { (clip(&event_type(event).to_string(), 200)) }
@@ -131,9 +140,23 @@ fn summary(view: &View, event: &EventSummary) -> Markup {
                     None => span.quiet { "none" },
                 }
             }
+            @if let Some(item) = &record.item {
+                dt { "Batch" }
+                dd #item {
+                    (item)
+                    @if !record.others.is_empty() { "; the others:" }
+                    @for (number, id) in record.others.iter().take(OTHERS) {
+                        " " a href=(view.url(format_args!("/events/{id}"))) { (number) }
+                    }
+                    @if record.others.len() > OTHERS { " …" }
+                }
+            }
         }
     }
 }
+
+/// The number of other items of a batch that are linked.
+const OTHERS: usize = 20;
 
 /// The start of a header's value, which may be as long as all headers of a request.
 fn start(value: &[u8], most: usize) -> String {

@@ -315,11 +315,24 @@ impl Summary {
 struct Record<'a> {
     #[serde(flatten)]
     summary: Summary,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<Batch>,
     headers: Vec<(&'a str, String)>,
     failures: Vec<PastFailure<'a>>,
     /// The body in hex, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
     payload_hex: Option<String>,
+}
+
+/// The place of an event in a batch.
+#[derive(Serialize)]
+struct Batch {
+    item: u32,
+    items: u32,
+    /// What is kept of its delivery, a JSON object.
+    kept: Option<Value>,
+    /// The numbers of the other events: up to 100.
+    others: Vec<i64>,
 }
 
 #[derive(Serialize)]
@@ -339,6 +352,12 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
     let payload = body.and_then(text);
     let record = Record {
         summary: Summary::of(&record.summary),
+        batch: record.item.as_ref().map(|item| Batch {
+            item: item.number(),
+            items: item.count(),
+            kept: item.kept().and_then(|kept| serde_json::from_str(kept).ok()),
+            others: record.others.iter().map(|(_, id)| id.0).collect(),
+        }),
         headers: record
             .headers
             .iter()
@@ -367,6 +386,9 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
         None => line(&mut out, &record),
     }
 }
+
+/// The number of other items of a batch that are shown.
+const OTHERS: usize = 20;
 
 pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     let event = &record.summary;
@@ -398,6 +420,19 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     }
     if event.is_redriven {
         writeln!(out, "redriven  yes")?;
+    }
+    if let Some(item) = &record.item {
+        write!(out, "batch     {item}")?;
+        let others = record.others.iter().take(OTHERS);
+        for (at, (number, id)) in others.enumerate() {
+            let before = if at == 0 { "; event" } else { "," };
+            write!(out, "{before} {id} is item {number}")?;
+        }
+        let rest = record.others.len().saturating_sub(OTHERS);
+        writeln!(out, "{}", if rest > 0 { ", …" } else { "" })?;
+        if let Some(kept) = item.kept() {
+            writeln!(out, "kept      {}", printable_json(kept))?;
+        }
     }
     for (name, value) in &record.headers {
         writeln!(out, "header    {name}: {}", value.as_bytes().escape_ascii())?;

@@ -17,7 +17,7 @@ use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
 };
 use crate::inbox::handlers::{NewNote, Retired};
-use crate::inbox::queue::{Accepted, Queue};
+use crate::inbox::queue::{AcceptOne, Accepted, Queue};
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresStore;
 use crate::postgres::engine::Tables;
@@ -75,7 +75,7 @@ impl Exercise {
         match self
             .queue
             .accept
-            .accept(event, take.as_ref())
+            .accept_one(event, take.as_ref())
             .await
             .unwrap()
         {
@@ -121,7 +121,7 @@ impl Exercise {
             let number = number as u64;
             let event = self.event(number, &chat);
             let (_, taken) = self.accept(event.clone(), true).await;
-            let again = queue.accept.accept(event, Some(&take)).await.unwrap();
+            let again = queue.accept.accept_one(event, Some(&take)).await.unwrap();
             assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
             self.accept(self.event(20 + number, &chat), false).await;
             let lease = taken.unwrap().lease;
@@ -147,7 +147,7 @@ impl Exercise {
             ..self.event(43, "brief")
         };
         self.accept(brief.clone(), false).await;
-        let again = queue.accept.accept(brief, None).await.unwrap();
+        let again = queue.accept.accept_one(brief, None).await.unwrap();
         assert!(matches!(again, Accepted::Duplicate { .. }), "{again:?}");
         let alone = NewEvent {
             lane: None,

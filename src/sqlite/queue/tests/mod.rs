@@ -28,7 +28,7 @@ use crate::inbox::event::{
     TakenEvent,
 };
 use crate::inbox::queue::{
-    AcceptEvents, Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents,
+    AcceptOne, Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents,
     MeasureTables, PurgeEvents, SettleEvents, Settled,
 };
 use crate::inbox::records::{Change, EventSummary, Filter, Page};
@@ -122,14 +122,14 @@ fn retry(after: Duration, blocks_lane: bool) -> Settlement {
 
 impl SqliteQueue {
     async fn add(&self, event: NewEvent) -> i64 {
-        match self.accept(event, None).await.unwrap() {
+        match self.accept_one(event, None).await.unwrap() {
             Accepted::New { id, taken: None } => id.0,
             accepted => panic!("{accepted:?}"),
         }
     }
 
     async fn add_and_take(&self, event: NewEvent) -> TakenEvent {
-        match self.accept(event, Some(&take())).await.unwrap() {
+        match self.accept_one(event, Some(&take())).await.unwrap() {
             Accepted::New {
                 taken: Some(taken), ..
             } => *taken,
@@ -368,7 +368,7 @@ async fn nothing_is_taken_for_a_caller_who_gave_up() {
     });
     tokio::task::yield_now().await;
     let take = take();
-    let accept = queue.accept(event(3), Some(&take));
+    let accept = queue.accept_one(event(3), Some(&take));
     assert!(accept.now_or_never().is_none());
     let settle = queue.settle(&taken.lease, &Settlement::Handled, Some(&take));
     assert!(settle.now_or_never().is_none());
@@ -435,7 +435,7 @@ async fn two_engines_on_one_file_take_each_event_once() {
                 // Both receive each event, and half of the lanes are busy.
                 let event = keyed((key % 37) as i64, key);
                 let queue = &accepts;
-                async move { queue.accept(event, None).await.unwrap() }
+                async move { queue.accept_one(event, None).await.unwrap() }
             });
             join_all(events).await;
         });
@@ -513,7 +513,7 @@ async fn a_full_disk_refuses_events_and_loses_none() {
     pages(1).await;
     let mut accepted = 1;
     let error = loop {
-        match queue.accept(keyed(2, accepted), None).await {
+        match queue.accept_one(keyed(2, accepted), None).await {
             Ok(_) => accepted += 1,
             Err(error) => break error,
         }

@@ -1,6 +1,7 @@
 //! The queue returns what the one in memory returns.
 
 use super::*;
+use crate::inbox::queue::AcceptOne;
 use crate::inbox::queue::Claims;
 use crate::inbox::records::{BlockedLane, Listed, Stats, forget_all};
 use crate::memory::MemoryQueue;
@@ -145,12 +146,12 @@ impl Pair {
                 let take = self.maybe_take();
                 let a = self
                     .memory
-                    .accept(event.clone(), take.as_ref())
+                    .accept_one(event.clone(), take.as_ref())
                     .await
                     .unwrap();
                 let b = self
                     .sqlite
-                    .accept(event.clone(), take.as_ref())
+                    .accept_one(event.clone(), take.as_ref())
                     .await
                     .unwrap();
                 if let Accepted::New { id, .. } = a {

@@ -57,8 +57,9 @@ async fn keys_of_a_spool_are_dropped_with_their_events() {
             retain: Duration::ZERO,
             ..keyed(1, key)
         };
-        let stored = spool.store(&Arc::new((event, Vec::new()))).await.unwrap();
-        assert!(matches!(stored, Accepted::New { .. }));
+        let packed = [(event, Vec::new())].into();
+        let stored = spool.store(&packed).await.unwrap();
+        assert!(matches!(stored[..], [Accepted::New { .. }]));
     }
     let mut taken = spool.take_some(1).await.into_iter().next();
     for (key, end) in [Settlement::Handled, retry(SECOND, true)]

@@ -66,7 +66,7 @@ async fn suspects_are_first_while_their_route_has_room() {
     let queue = desk.open();
     for (name, lane) in [("github", 1), ("github", 2), ("stripe", 3)] {
         queue
-            .accept(at(name, lane), Some(&take_at(name)))
+            .accept_one(at(name, lane), Some(&take_at(name)))
             .await
             .unwrap();
     }
@@ -125,7 +125,7 @@ async fn a_route_is_paused_with_all_its_types() {
     let of = [share("github", 0, 9), share("stripe", 0, 9)];
     assert!(queue.claim(&of, 9, 9).await.unwrap().events.is_empty());
     for (name, is_taken) in [("github", false), ("stripe", true)] {
-        let accepted = queue.accept(at(name, 2), Some(&take_at(name))).await;
+        let accepted = queue.accept_one(at(name, 2), Some(&take_at(name))).await;
         let Accepted::New { taken, .. } = accepted.unwrap() else {
             panic!("its lane is free");
         };

@@ -21,25 +21,25 @@ async fn keys_are_shared_with_a_store_both_ways() {
     };
     store.release(&released).await.unwrap();
 
-    let duplicate = queue.accept(keyed(1, 1), None).await.unwrap();
+    let duplicate = queue.accept_one(keyed(1, 1), None).await.unwrap();
     assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
     let other_body = NewEvent {
         key: Some(EventKey::new("", &1_u64.to_be_bytes(), b"{ }")),
         ..keyed(1, 1)
     };
-    let duplicate = queue.accept(other_body, None).await.unwrap();
+    let duplicate = queue.accept_one(other_body, None).await.unwrap();
     assert!(matches!(
         duplicate,
         Accepted::Duplicate { same_body: false }
     ));
-    let held = queue.accept(keyed(1, 2), None).await.unwrap();
+    let held = queue.accept_one(keyed(1, 2), None).await.unwrap();
     assert!(matches!(held, Accepted::InFlight { remaining } if remaining > 29 * SECOND));
     store.release(&in_flight).await.unwrap();
     for key in [2, 3, 4] {
         queue.add(keyed(1, key)).await;
         assert_eq!(store.peek(&id(key)).await.unwrap(), KeyState::Done);
         assert!(matches!(claim(key).await, Claim::Done { same_body: true }));
-        let duplicate = queue.accept(keyed(1, key), None).await.unwrap();
+        let duplicate = queue.accept_one(keyed(1, key), None).await.unwrap();
         assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
     }
     // The late finisher of a key that the inbox has taken over.
@@ -75,14 +75,14 @@ async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
     queue.purge_all(DAY).await;
     assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 4);
     for key in [2, 3] {
-        let duplicate = queue.accept(guarded(key), None).await.unwrap();
+        let duplicate = queue.accept_one(guarded(key), None).await.unwrap();
         assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
         let replayed = NewEvent {
             key: Some(id(100 + key)),
             guard: Some(EventKey::new("body", &key.to_be_bytes(), b"another key")),
             ..event(1)
         };
-        let replayed = queue.accept(replayed, None).await.unwrap();
+        let replayed = queue.accept_one(replayed, None).await.unwrap();
         assert!(matches!(replayed, Accepted::BodyReplayed), "{replayed:?}");
     }
     queue.add(guarded(1)).await;

@@ -4,6 +4,7 @@ use http::{HeaderMap, HeaderValue};
 
 use super::*;
 use crate::inbox::handlers::{NewNote, Retired};
+use crate::inbox::queue::AcceptOne;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats};
@@ -97,9 +98,12 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             guard,
             ..keyed(lane, round / 3)
         };
-        queue.accept(guarded, Some(&take())).await.unwrap();
+        queue.accept_one(guarded, Some(&take())).await.unwrap();
         assert!(queue.find(id(round / 3).key()).await.unwrap().is_some());
-        queue.accept(keyed(lane, 1000 + round), None).await.unwrap();
+        queue
+            .accept_one(keyed(lane, 1000 + round), None)
+            .await
+            .unwrap();
         if round % 20 == 0 {
             // A key that a store released.
             let key = id(5000 + round);
@@ -263,7 +267,7 @@ async fn statements_are_compiled_once() {
             delivery: RawDelivery::new(kind, "{}"),
             ..event(200 + n)
         };
-        queue.accept(new, None).await.unwrap();
+        queue.accept_one(new, None).await.unwrap();
     }
     for sql in statements() {
         let count = move |tx: &mut Tx<'_>| {

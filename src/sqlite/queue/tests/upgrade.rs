@@ -29,7 +29,7 @@ async fn a_process_works_on_when_a_later_release_upgrades_its_file() {
         desk.wait(SECOND);
         let taken = queue.add_and_take(event(lane)).await;
         queue.end(&taken, Settlement::Ignored).await;
-        let duplicate = queue.accept(keyed(1, 1), None).await.unwrap();
+        let duplicate = queue.accept_one(keyed(1, 1), None).await.unwrap();
         assert!(matches!(duplicate, Accepted::Duplicate { .. }));
         let again = queue.take_some(9).await;
         assert_eq!(again.len(), 1);

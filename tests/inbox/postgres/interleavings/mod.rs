@@ -206,7 +206,9 @@ impl Side {
             _ => HOUR,
         };
         let take = (lanes != Lanes::Waiting).then(|| queue::take(lease));
-        let first = side.queue.accept(event("1", Duration::ZERO), take.as_ref());
+        let first = side
+            .queue
+            .accept_one(event("1", Duration::ZERO), take.as_ref());
         let Accepted::New { id, taken } = first.await.unwrap() else {
             panic!("it is new");
         };
@@ -215,7 +217,10 @@ impl Side {
         if lanes == Lanes::Alone {
             return side;
         }
-        side.queue.accept(event("2", 8 * DAY), None).await.unwrap();
+        side.queue
+            .accept_one(event("2", 8 * DAY), None)
+            .await
+            .unwrap();
         let (end, next) = match lanes {
             Lanes::Held => (End::Hold, false),
             Lanes::Dead => (End::Dead, false),
@@ -282,7 +287,12 @@ impl Side {
     }
 
     async fn accept(&self, key: &str, take: Option<&Take>) -> Answer {
-        match self.queue.accept(event(key, 8 * DAY), take).await.unwrap() {
+        match self
+            .queue
+            .accept_one(event(key, 8 * DAY), take)
+            .await
+            .unwrap()
+        {
             Accepted::New { taken, .. } => took(taken.as_deref()),
             other => (format!("{other:?}"), Vec::new()),
         }

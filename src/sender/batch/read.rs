@@ -1,0 +1,264 @@
+//! Reads what a description says of an item: its key, event type and order, and what is kept of what is around it.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use sha2::{Digest, Sha256};
+
+use super::cursor::Cursor;
+use super::split::{Frame, Place};
+use super::{Around, Batch, Keep, Key, Kind, Part, Path, Reaches};
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::event::EventKind;
+use crate::sender::pointer::{Found, Pointer, Unclear};
+use crate::sender::{LONGEST_KEY, Sender, joined};
+
+/// The most that is kept of what is around an item, in bytes.
+const MOST_KEPT: usize = 4096;
+
+/// Reads items in their order. What is around several of them is read once.
+pub(super) struct Reader<'a> {
+    batch: &'a Batch,
+    delivery: &'a RawDelivery,
+    json: &'a str,
+    frames: &'a [Frame],
+    /// What each pointer into what is around items found last, and the frame in which that was.
+    found: Vec<Option<(usize, Result<Found<'a>, Unclear>)>>,
+    /// The same of what is kept.
+    ranges: Vec<Option<(usize, Option<Range<usize>>)>>,
+    /// What each path keeps of a frame.
+    kept: Vec<Option<(usize, Option<Bytes>)>>,
+    has_warned: bool,
+    /// That of the delivery.
+    order: Option<Cow<'a, str>>,
+    /// The digest of the delivery's key or body.
+    origin: Option<[u8; 32]>,
+    /// How many items without a key of their own had each digest.
+    equal: HashMap<[u8; 32], u32>,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(
+        sender: &'a Sender,
+        batch: &'a Batch,
+        delivery: &'a RawDelivery,
+        json: &'a str,
+        frames: &'a [Frame],
+    ) -> Self {
+        Self {
+            batch,
+            delivery,
+            json,
+            frames,
+            found: vec![None; batch.around],
+            ranges: vec![None; batch.around],
+            kept: vec![None; batch.paths.len()],
+            has_warned: false,
+            order: sender.order_of(delivery.body()),
+            origin: None,
+            equal: HashMap::new(),
+        }
+    }
+
+    pub(super) fn part(&mut self, place: &Place) -> Part {
+        let item = self.json.get(place.range.clone()).unwrap_or_default();
+        let path = place.path.map(|index| &self.batch.paths[index]);
+        let own = match path.map(|path| &path.key) {
+            Some(Key::Digest) => Ok(Some(key_of(Sha256::digest(item).into()))),
+            Some(Key::Parts(parts)) => self.own_key(parts, place, item),
+            None | Some(Key::None) => Ok(None),
+        };
+        let kind = self.kind(path, place, item);
+        let (kind, own) = match (kind, own) {
+            (_, Err(reason)) => (Err(reason), None),
+            (kind, Ok(own)) => (kind, own),
+        };
+        let order = match path.and_then(|path| path.order.as_ref()) {
+            Some(reaches) => self.read(reaches, place, item).ok().flatten(),
+            None => self.order.clone(),
+        };
+        Part {
+            body: self.delivery.body().slice(place.range.clone()),
+            kind,
+            has_own_key: own.is_some(),
+            key: own.unwrap_or_else(|| self.made_key(item)),
+            order: order.map(Cow::into_owned),
+            kept: place.path.and_then(|index| self.kept(index, place.frame)),
+        }
+    }
+
+    fn kind(
+        &mut self,
+        path: Option<&'a Path>,
+        place: &Place,
+        item: &'a str,
+    ) -> Result<EventKind, String> {
+        // No handler can decode another.
+        if !item.starts_with('{') {
+            return Err("it is no JSON object".to_owned());
+        }
+        let found = match path.map(|path| &path.kind) {
+            None | Some(Kind::Delivery) => return Ok(self.delivery.kind().clone()),
+            Some(Kind::Constant(kind)) => return Ok(kind.clone()),
+            Some(Kind::Read(reaches)) => self.read(reaches, place, item),
+        };
+        let found = found.map_err(|unclear| format!("its event type: {unclear}"))?;
+        let kind = found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok());
+        kind.ok_or_else(|| {
+            "its event type is missing, or not 1 to 128 visible ASCII characters".to_owned()
+        })
+    }
+
+    fn own_key(
+        &mut self,
+        parts: &'a [Reaches],
+        place: &Place,
+        item: &'a str,
+    ) -> Result<Option<IdempotencyKey>, String> {
+        let mut texts = Vec::with_capacity(parts.len());
+        for part in parts {
+            let found = self.read(part, place, item);
+            let found = found.map_err(|unclear| format!("its key: {unclear}"))?;
+            match found.filter(|text| !text.is_empty()) {
+                Some(text) => texts.push(text),
+                // A key of fewer parts could be that of another item.
+                None => return Ok(None),
+            }
+        }
+        let key = match <[_; 1]>::try_from(texts) {
+            Ok([only]) => only,
+            Err(several) => Cow::Owned(joined(&several).map_err(|error| error.to_string())?),
+        };
+        if key.len() > LONGEST_KEY {
+            return Err("its key has more than 1,024 bytes".to_owned());
+        }
+        let value = HeaderValue::from_bytes(key.as_bytes());
+        let value = value.map_err(|_| "its key has control characters".to_owned())?;
+        Ok(IdempotencyKey::new(value))
+    }
+
+    /// The key of an item that has none of its own.
+    fn made_key(&mut self, item: &str) -> IdempotencyKey {
+        let delivery = self.delivery;
+        let origin = *self.origin.get_or_insert_with(|| {
+            match delivery.key() {
+                // A key and a body never have the same digest.
+                Some(key) => Sha256::new_with_prefix(b"key:").chain_update(key.as_bytes()),
+                None => Sha256::new_with_prefix(b"body:").chain_update(delivery.body()),
+            }
+            .finalize()
+            .into()
+        });
+        let digest: [u8; 32] = Sha256::digest(item).into();
+        let number = self.equal.entry(digest).or_default();
+        *number += 1;
+        let key = Sha256::new_with_prefix(b"item:")
+            .chain_update(origin)
+            .chain_update(digest)
+            .chain_update(number.to_be_bytes());
+        key_of(key.finalize().into())
+    }
+
+    /// The first value of these pointers. It is borrowed of the body, and not of the memory.
+    fn read(
+        &mut self,
+        reaches: &'a Reaches,
+        place: &Place,
+        item: &'a str,
+    ) -> Result<Option<Cow<'a, str>>, Unclear> {
+        reaches.pointers.first_in_delivery(|index, pointer| {
+            match reaches.around.get(index).copied().flatten() {
+                None => pointer.find(item.as_bytes()),
+                Some(around) => self.find_around(around, pointer, place),
+            }
+        })
+    }
+
+    /// The last frame of this level around the item.
+    fn frame(&self, mut frame: usize, level: usize) -> (usize, &'a str) {
+        while self.frames[frame].level > level {
+            frame = self.frames[frame].parent;
+        }
+        let range = self.frames[frame].range.clone();
+        (frame, self.json.get(range).unwrap_or_default())
+    }
+
+    fn find_around(
+        &mut self,
+        Around { level, memory }: Around,
+        pointer: &Pointer,
+        place: &Place,
+    ) -> Result<Found<'a>, Unclear> {
+        let (frame, json) = self.frame(place.frame, level);
+        match &self.found[memory] {
+            Some((of, found)) if *of == frame => found.clone(),
+            _ => {
+                let found = pointer.find(json.as_bytes());
+                self.found[memory] = Some((frame, found.clone()));
+                found
+            }
+        }
+    }
+
+    /// What the path keeps of what is around its items in this frame.
+    fn kept(&mut self, index: usize, frame: usize) -> Option<Bytes> {
+        if let Some((of, kept)) = &self.kept[index]
+            && *of == frame
+        {
+            return kept.clone();
+        }
+        let kept = self.keep(&self.batch.paths[index].keep, frame);
+        self.kept[index] = Some((frame, kept.clone()));
+        kept
+    }
+
+    fn keep(&mut self, list: &'a [Keep], frame: usize) -> Option<Bytes> {
+        let mut kept = String::new();
+        for keep in list {
+            let Some(value) = self.range_around(keep, frame) else {
+                continue;
+            };
+            // The braces, or a comma, and the colon.
+            if kept.len() + keep.name.len() + value.len() + 3 > MOST_KEPT {
+                if !self.has_warned {
+                    self.has_warned = true;
+                    tracing::warn!(
+                        most = MOST_KEPT,
+                        "what is around an item has more bytes than are kept: the item keeps nothing of it; name less in \
+                         `keep`"
+                    );
+                }
+                return None;
+            }
+            kept.push(if kept.is_empty() { '{' } else { ',' });
+            kept += &keep.name;
+            kept.push(':');
+            kept += value;
+        }
+        (!kept.is_empty()).then(|| (kept + "}").into())
+    }
+
+    fn range_around(&mut self, keep: &Keep, frame: usize) -> Option<&'a str> {
+        let Around { level, memory } = keep.around;
+        let (frame, json) = self.frame(frame, level);
+        let range = match &self.ranges[memory] {
+            Some((of, range)) if *of == frame => range.clone(),
+            _ => {
+                let range = Cursor::new(json).find(keep.pointer.names());
+                self.ranges[memory] = Some((frame, range.clone()));
+                range
+            }
+        };
+        json.get(range?)
+    }
+}
+
+#[allow(clippy::expect_used, reason = "hex digits are the value of a header")]
+fn key_of(digest: [u8; 32]) -> IdempotencyKey {
+    let text = base16ct::lower::encode_string(&digest);
+    let value = HeaderValue::try_from(text).ok();
+    value.and_then(IdempotencyKey::new).expect("hex digits")
+}
