@@ -6,7 +6,7 @@ use http::Method;
 use serde::Deserialize;
 
 use super::challenge::{Answer, Challenge, Condition, Proof, Source};
-use super::description::{header, place};
+use super::places::{header, place};
 use super::scheme::Place;
 use super::success::reply;
 use super::tag::Coding;

@@ -5,10 +5,9 @@ use std::collections::BTreeSet;
 use http::{HeaderMap, HeaderName};
 
 use super::Described;
+use super::error::SignatureError;
 use super::rare::Elsewhere;
-use super::scheme::{
-    Algorithm, At, Coding, Made, Piece, Place, Scheme, SignatureError, Unit, only,
-};
+use super::scheme::{Algorithm, At, Coding, Made, Piece, Place, Scheme, Unit, only};
 
 impl Described {
     /// What was expected of the head of a request whose signature was refused, as far as the error does not say it.

@@ -2,10 +2,13 @@
 
 mod asked;
 mod batch;
+mod beyond;
 mod challenge;
 mod description;
+mod error;
 mod expected;
 mod media;
+mod places;
 mod pointer;
 mod profiles;
 mod query;
@@ -30,11 +33,11 @@ use self::batch::Batch;
 pub(crate) use self::batch::{Part, Parts};
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
+pub use self::error::SignatureError;
 pub(crate) use self::media::Media;
 use self::media::NoForm;
 use self::pointer::Pointers;
 use self::query::Query;
-pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
     Algorithm, Claim, Head, Made, Place, Scheme, SecretCoding, TOKEN, Tags,
 };

@@ -10,7 +10,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use serde::Deserialize;
 use sha2::Sha256;
 
-use super::scheme::SignatureError;
+use super::error::SignatureError;
 
 /// The most tags in a request, each of which is compared with each secret. Those of a sender with more headers than this
 /// have one tag each.

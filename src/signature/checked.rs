@@ -312,10 +312,20 @@ impl Checked {
         let of_others = || signer_of_others(&self.set, how, claim, body);
         let index = index.or_else(of_others).ok_or(SignatureError::Wrong)?;
         if let Some((scheme, sender)) = late {
-            scheme.check_body(body, sender)?;
+            check_body(scheme, sender, body)?;
         }
         Ok(Matched::new(&self.set[index], index))
     }
+}
+
+/// Checks what stands in a verified body.
+pub(super) fn check_body(
+    scheme: &Scheme,
+    sender: &Sender,
+    body: &[u8],
+) -> Result<(), SignatureError> {
+    let body = sender.described().readable(body);
+    scheme.check_body(&body.map_err(|_| SignatureError::Timestamp)?, sender.now())
 }
 
 /// Adds the token that stands in the body, if it is there that it stands.

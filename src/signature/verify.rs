@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Uri};
 
-use super::checked::{Checked, How, add_token, signer, signer_of_others};
+use super::checked::{Checked, How, add_token, check_body, signer, signer_of_others};
 use super::secret::{Secret, Secrets};
 use crate::sender::{Claim, Head, Sender, SignatureError};
 
@@ -120,7 +120,7 @@ impl Sender {
         let index = index.ok_or(SignatureError::Wrong)?;
         if reads_body {
             // Only now: nothing but a token is read of a body before it is verified.
-            scheme.check_body(body, self)?;
+            check_body(scheme, self, body)?;
         }
         Ok(index)
     }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::{Around, Batch, Keep, Key, Kind, MOST_PATHS, Path, Reaches, Step};
 use crate::event::EventKind;
-use crate::sender::description::{First, KeyField};
+use crate::sender::places::{First, KeyField};
 use crate::sender::pointer::{Pointer, Pointers};
 
 #[derive(Deserialize)]
