@@ -233,7 +233,7 @@ fn forged() -> Counted {
 /// Accepts events of 100 chats.
 async fn accept(queue: &Queue, events: &Events) {
     for _ in 0..DELIVERIES {
-        let accepted = queue.accept.accept_one(events.next(), None).await;
+        let accepted = queue.accept.accept([events.next()].into(), None).await;
         drop(black_box(accepted.expect("room")));
     }
 }

@@ -158,6 +158,8 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
+    /// Of a verifier. Boxed, because most senders need none.
+    noted: Option<Box<Noted>>,
     /// Of an event that came with others in a batch.
     item: Option<Box<Item>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
@@ -186,8 +188,8 @@ impl Item {
         }
     }
 
-    /// Sets what is kept of the delivery beside the item: a JSON object, in which each pointer of
-    /// [`keep`](crate::docs::senders#batches) that found something has its value.
+    /// Sets what is kept of the delivery beside the item: a JSON object, in which each value of
+    /// [`keep`](crate::docs::senders#batches) that was found has the last name of its pointer.
     #[must_use]
     pub fn keep(self, kept: impl Into<Bytes>) -> Self {
         Self {
@@ -208,8 +210,8 @@ impl Item {
         self.count
     }
 
-    /// Returns what is kept of the delivery beside the item, as a JSON object, in which each pointer of
-    /// [`keep`](crate::docs::senders#batches) that found something has its value. `None` if nothing is kept.
+    /// Returns what is kept of the delivery beside the item, as a JSON object, in which each value of
+    /// [`keep`](crate::docs::senders#batches) that was found has the last name of its pointer. `None` if nothing is kept.
     #[must_use]
     pub fn kept(&self) -> Option<&str> {
         str::from_utf8(self.kept.as_deref()?).ok()
@@ -228,6 +230,7 @@ impl Item {
     }
 
     /// The item as a queue has stored it. `None` for an event that came alone.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
     pub(crate) fn stored(
         delivery: Option<i64>,
         number: Option<u32>,
@@ -247,6 +250,12 @@ impl fmt::Display for Item {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "item {} of {}", self.number, self.count)
     }
+}
+
+#[derive(Clone)]
+struct Noted {
+    order: Option<String>,
+    has_success: bool,
 }
 
 #[derive(Clone)]
@@ -306,6 +315,7 @@ impl RawDelivery {
             body,
             headers: None,
             inbox: None,
+            noted: None,
             item: None,
             lent: None,
         };
@@ -313,6 +323,27 @@ impl RawDelivery {
             content: Arc::new(content),
             attempt: None,
             is_reported: false,
+        }
+    }
+
+    /// Returns an item of this delivery, at the same route.
+    pub(crate) fn part(
+        &self,
+        kind: EventKind,
+        key: IdempotencyKey,
+        body: Bytes,
+        item: Item,
+    ) -> Self {
+        let content = Content {
+            kind,
+            key: Some(key),
+            body,
+            item: Some(Box::new(item)),
+            ..(*self.content).clone()
+        };
+        Self {
+            content: Arc::new(content),
+            ..self.clone()
         }
     }
 
@@ -347,6 +378,25 @@ impl RawDelivery {
     pub fn with_route(mut self, route: RouteName) -> Self {
         Arc::make_mut(&mut self.content).route = route;
         self
+    }
+
+    /// Notes what a verifier said that it has in common with those that it must not overtake, and whether that has an answer
+    /// of its own for a success.
+    pub(crate) fn note(&mut self, order: Option<String>, has_success: bool) {
+        if order.is_some() || has_success {
+            let noted = Noted { order, has_success };
+            Arc::make_mut(&mut self.content).noted = Some(Box::new(noted));
+        }
+    }
+
+    /// Returns what a verifier said that it has in common with those that it must not overtake.
+    pub(crate) fn order(&self) -> Option<&str> {
+        self.content.noted.as_ref()?.order.as_deref()
+    }
+
+    /// Whether its verifier has an answer of its own for a success.
+    pub(crate) fn has_own_success(&self) -> bool {
+        (self.content.noted.as_ref()).is_some_and(|it| it.has_success)
     }
 
     /// Lends what its route sets to the handler.
@@ -474,6 +524,7 @@ impl RawDelivery {
         self.content.headers.as_deref().unwrap_or(&NONE)
     }
 
+    /// Returns the body as it was received and signed, or what a [`Proof`](crate::signature::Proof) has in its place.
     /// Sets the place of the event in a batch. For queues, and for tests of handlers.
     #[must_use]
     pub fn with_item(self, item: Item) -> Self {
@@ -494,11 +545,11 @@ impl RawDelivery {
     /// use tower_webhook::event::EventKind;
     /// use tower_webhook::{Item, RawDelivery};
     ///
-    /// let item = Item::new(3, 17).keep(r#"{"/destination":"U-1"}"#);
+    /// let item = Item::new(3, 17).keep(r#"{"destination":"U-1"}"#);
     /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}").with_item(item);
     /// let item = delivery.item().unwrap();
     /// assert_eq!(item.to_string(), "item 3 of 17");
-    /// assert_eq!(item.kept(), Some(r#"{"/destination":"U-1"}"#));
+    /// assert_eq!(item.kept(), Some(r#"{"destination":"U-1"}"#));
     /// ```
     #[must_use]
     pub fn item(&self) -> Option<&Item> {

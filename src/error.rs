@@ -64,6 +64,7 @@ fn is_control(char: char) -> bool {
 /// A panic, as an error: its message and its place in the code.
 #[derive(Debug)]
 pub(crate) struct Panic {
+    who: &'static str,
     message: String,
     place: Option<String>,
 }
@@ -89,6 +90,7 @@ impl Panic {
         }
         PLACE.set(None);
         panic::catch_unwind(AssertUnwindSafe(poll)).map_err(|panic| Self {
+            who: "the handler",
             message: match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
                 (Some(message), _) => (*message).to_owned(),
                 (None, Some(message)) => message.clone(),
@@ -96,6 +98,11 @@ impl Panic {
             },
             place: PLACE.take(),
         })
+    }
+
+    /// Says whose panic it is: of a handler, unless this says so.
+    pub(crate) fn of(self, who: &'static str) -> Self {
+        Self { who, ..self }
     }
 }
 
@@ -127,7 +134,7 @@ impl<F: Future> Future for CatchPanic<F> {
 
 impl fmt::Display for Panic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the handler panicked: {}", self.message)?;
+        write!(f, "{} panicked: {}", self.who, self.message)?;
         match &self.place {
             Some(place) => write!(f, " ({place})"),
             None => Ok(()),

@@ -100,6 +100,13 @@ pub enum Outcome {
         /// The rest of that attempt's lease, unless it is renewed.
         remaining: Duration,
     },
+    /// Some items of a [batch](crate::docs::senders#batches) were not handled. The next delivery handles only these.
+    Incomplete {
+        /// The number of items that were not handled.
+        left: u32,
+        /// The number of items of the delivery.
+        count: u32,
+    },
     /// The [`Store`](crate::store::Store), the queue of an inbox or the database was unavailable, and no handler ran.
     Unavailable {
         /// The error of the store or the database.
@@ -159,6 +166,7 @@ impl Outcome {
             | Self::Crashed { .. }
             | Self::Interrupted
             | Self::InFlight { .. }
+            | Self::Incomplete { .. }
             | Self::Unavailable { .. }
             | Self::NotRecorded(_)
             | Self::NotCommitted { .. } => false,
@@ -193,6 +201,7 @@ impl Outcome {
             Self::Crashed { .. } => "crashed",
             Self::Interrupted => "interrupted",
             Self::InFlight { .. } => "in-flight",
+            Self::Incomplete { .. } => "incomplete",
             Self::Unavailable { .. } => "store-unavailable",
             Self::NotRecorded(_) => "not-recorded",
             Self::NotCommitted { .. } => "not-committed",
@@ -222,7 +231,8 @@ impl Outcome {
             | Self::LeaseLost
             | Self::Crashed { .. }
             | Self::Interrupted
-            | Self::InFlight { .. } => None,
+            | Self::InFlight { .. }
+            | Self::Incomplete { .. } => None,
         }
     }
 
@@ -249,6 +259,9 @@ impl Outcome {
                     format!("the handler exceeded its time limit of {limit:?}")
                 }
                 Self::InFlight { .. } => "another attempt is in progress".to_owned(),
+                Self::Incomplete { left, count } => {
+                    format!("{left} of {count} items were not handled")
+                }
                 Self::Unhandled => "this kind of event has no handler".to_owned(),
                 Self::Crashed { crashes } => {
                     format!("the process died or the lease expired in {crashes} attempts in a row")

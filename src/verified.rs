@@ -36,6 +36,8 @@ pub struct Verified {
     read: bool,
     /// Whether a layer outside holds a claim for this delivery.
     claimed: bool,
+    /// Whether it may have several events, which no layer has taken apart.
+    may_have_items: bool,
 }
 
 impl Verified {
@@ -44,7 +46,21 @@ impl Verified {
             raw,
             read: false,
             claimed: false,
+            may_have_items: false,
         }
+    }
+
+    /// Notes that its sender sends several events in a delivery.
+    pub(crate) fn with_items(self) -> Self {
+        Self {
+            may_have_items: true,
+            ..self
+        }
+    }
+
+    #[inline]
+    pub(crate) fn may_have_items(&self) -> bool {
+        self.may_have_items
     }
 
     /// Returns the delivery: kind, key, attempt and raw bytes.

@@ -5,6 +5,7 @@
 //! It runs only on Linux. `-- --help` lists the options.
 
 mod backlog;
+mod batches;
 #[allow(dead_code)] // The benchmark `loopback` uses all of it.
 #[path = "../loopback/child.rs"]
 mod child;
@@ -115,6 +116,8 @@ enum Part {
     Idle,
     /// Accepting, claiming and draining with a million waiting events
     Backlog,
+    /// Deliveries of 100 events, beside those of one
+    Batches,
     /// Bytes on the disk for each event
     Disk,
     /// Postgres accepts, handles and settles, with two processes
@@ -188,6 +191,9 @@ fn run(args: Args) -> Result<()> {
     }
     if wanted(Part::Backlog) {
         backlog::run(&effort, args.concurrency, &mut verdicts)?;
+    }
+    if wanted(Part::Batches) {
+        batches::run(&effort, &mut verdicts)?;
     }
     if wanted(Part::Disk) {
         disk::run(&effort, &mut verdicts)?;

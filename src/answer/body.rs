@@ -15,6 +15,7 @@ use super::respond::{refuse, respond_with};
 use super::row::Answer;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
+use crate::sender::Reply;
 
 pin_project! {
     /// The body of a response: of an answer of this crate, or of the inner service.
@@ -74,6 +75,16 @@ impl<B> ResponseBody<B> {
         }
         // An echoed text comes from the request. Without this header, a browser could take it for HTML.
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
+    }
+
+    /// The response with another status and body. Its headers and its decision stay.
+    pub(crate) fn instead<R>(response: Response<R>, reply: &Reply) -> Response<Self> {
+        let (head, _) = response.into_parts();
+        let mut response = Self::plain(reply.status, reply.content_type, reply.body.clone());
+        let headers = std::mem::replace(response.headers_mut(), head.headers);
+        response.headers_mut().extend(headers);
+        *response.extensions_mut() = head.extensions;
         response
     }
 

@@ -189,6 +189,12 @@ impl Decision {
         name
     }
 
+    /// Whether this crate answered with an outcome. [`sent_as`](Self::sent_as) decides about the responses of others.
+    pub(crate) fn is_own<B>(response: &Response<B>) -> bool {
+        let decision = Self::of(response);
+        decision.is_some_and(|it| !it.is_inserted && matches!(it.what, What::Ended(_)))
+    }
+
     /// Returns the name of a response that may have no decision yet.
     pub(crate) fn name_of<B>(response: &Response<B>) -> &'static str {
         match Self::of(response) {

@@ -10,8 +10,10 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower_service::Service;
 
+use super::decision::Decision;
 use super::respond::respond_with;
 use crate::delivery::RawDelivery;
+use crate::outcome::Outcome;
 use crate::router::{EventRouter, RouterFuture};
 use crate::verified::Verified;
 
@@ -25,8 +27,10 @@ impl Service<Request<Verified>> for EventRouter {
     }
 
     fn call(&mut self, request: Request<Verified>) -> RouterResponseFuture {
+        let delivery = request.into_body().into_delivery();
         RouterResponseFuture {
-            outcome: Service::<RawDelivery>::call(self, request.into_body().into_delivery()),
+            is_decided: delivery.has_own_success(),
+            outcome: Service::<RawDelivery>::call(self, delivery),
         }
     }
 }
@@ -35,6 +39,8 @@ impl Service<Request<Verified>> for EventRouter {
 #[must_use = "futures do nothing unless polled"]
 pub struct RouterResponseFuture {
     outcome: RouterFuture,
+    /// Whether a verifier has an answer for a success, so that it must be known for one.
+    is_decided: bool,
 }
 
 impl Future for RouterResponseFuture {
@@ -42,7 +48,13 @@ impl Future for RouterResponseFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Ok(outcome) = ready!(Pin::new(&mut self.outcome).poll(cx));
-        Poll::Ready(Ok(respond_with(outcome)))
+        let is_noted = self.is_decided && matches!(outcome, Outcome::Handled);
+        let mut response = respond_with(outcome);
+        if is_noted {
+            let decision = Decision::ended(Outcome::Handled);
+            response.extensions_mut().insert(decision);
+        }
+        Poll::Ready(Ok(response))
     }
 }
 

@@ -33,6 +33,7 @@ impl Answer for Outcome {
             Self::Interrupted         => row!("interrupted", SERVICE_UNAVAILABLE 503 "Service Unavailable", "This receiver stops."),
             // Not 200: the run in progress may still fail, and then only a retry handles the event.
             Self::InFlight { .. }     => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
+            Self::Incomplete { .. }   => row!("incomplete", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Some events of the delivery were not handled."),
             Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of this receiver is unavailable."),
             Self::NotRecorded(_)      => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
             Self::NotCommitted { .. } => row!("not-committed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but its transaction may not have been committed."),
@@ -117,6 +118,12 @@ impl Answer for Outcome {
                 "the event was handled, but its transaction may not have been committed; the \
                  platform's next retry finds out"
             ),
+            Self::Incomplete { left, count } => tracing::warn!(
+                outcome,
+                left,
+                count,
+                "some items of the delivery were not handled; the platform's next retry handles only these"
+            ),
             Self::Unavailable { reason, .. } => log_refusal(outcome, &Chain(reason.as_ref())),
             Self::Undecodable(error) => log_refusal(outcome, error),
             Self::Crashed { .. } | Self::Interrupted | Self::InFlight { .. } | Self::Unhandled => {
@@ -163,6 +170,7 @@ mod tests {
             Outcome::InFlight {
                 remaining: 42 * SECOND,
             },
+            Outcome::Incomplete { left: 2, count: 17 },
             Outcome::unavailable(CONFIDENTIAL, 600 * SECOND),
             Outcome::NotRecorded(reason()),
             Outcome::NotCommitted {
@@ -174,7 +182,7 @@ mod tests {
 
     /// The rows of outcomes, as they are documented.
     #[rustfmt::skip]
-    const TABLE: [Documented; 19] = [
+    const TABLE: [Documented; 20] = [
         (200, "handled", None),
         (200, "accepted", None),
         (200, "replayed", Some(("idempotent-replayed", "true"))),
@@ -191,6 +199,7 @@ mod tests {
         (503, "handler-timeout", None),
         (503, "lease-lost", None),
         (409, "in-flight", Some(("retry-after", "42"))),
+        (503, "incomplete", None),
         (503, "store-unavailable", Some(("retry-after", "600"))),
         (503, "not-recorded", None),
         (503, "not-committed", Some(("retry-after", "600"))),

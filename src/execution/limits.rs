@@ -90,6 +90,11 @@ impl Lent {
     }
 }
 
+/// How much longer a body may take to be stored than an event of no size: a second for each 4 MB.
+pub(crate) fn time_for(bytes: usize) -> Duration {
+    Duration::from_micros(bytes as u64 / 4)
+}
+
 impl Limits {
     /// Refuses a combination that would break a promise.
     pub(crate) fn new(given: &Given, defaults: Defaults) -> Result<Self, ConfigError> {

@@ -18,5 +18,5 @@ pub(crate) use self::attempt::attempt;
 pub(crate) use self::clock::Clocks;
 pub use self::detached::{DrainTimeout, Runs};
 pub(crate) use self::lease::{Claimed, HeldLease, Leases};
-pub(crate) use self::limits::{Defaults, Given, Lent, Limits};
+pub(crate) use self::limits::{Defaults, Given, Lent, Limits, time_for};
 pub(crate) use self::settle::Tries;

@@ -7,6 +7,7 @@ use std::task::Poll;
 
 use super::duplicate::{NotClaimed, OtherRun, Refusal};
 use super::rules::Rules;
+use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::execution::{Claimed, HeldLease, Leases};
 use crate::outcome::Outcome;
@@ -20,15 +21,33 @@ pub(super) struct Claims<St: Store> {
 }
 
 impl<St: Store> Claims<St> {
+    pub(super) fn none() -> Self {
+        Self {
+            key: None,
+            body: None,
+        }
+    }
+
+    /// Claims the body of a delivery alone.
+    pub(super) async fn of_body(
+        leases: &Arc<Leases<St>>,
+        rules: Rules,
+        delivery: &RawDelivery,
+    ) -> Result<Self, NotClaimed> {
+        let mut claims = Self::none();
+        if let Some(id) = Identity::of(delivery, true).guard {
+            let held = claim(leases, rules, id, Claimant::Body).await?;
+            claims.body = held.map(Box::new);
+        }
+        Ok(claims)
+    }
+
     pub(super) async fn take(
         leases: &Arc<Leases<St>>,
         rules: Rules,
         verified: &Verified,
     ) -> Result<Self, NotClaimed> {
-        let mut claims = Self {
-            key: None,
-            body: None,
-        };
+        let mut claims = Self::none();
         let Identity { key, guard } = Identity::of(verified.delivery(), rules.replay_guard);
         if let Some(id) = key {
             // The key first: a retry has the same one, and then costs no claim on the body.

@@ -74,6 +74,14 @@ impl OtherRun {
         }
     }
 
+    /// What is known of the other run without waiting for it.
+    pub(super) fn outcome_now<St: Store>(self, leases: &Leases<St>) -> Result<Outcome, Refusal> {
+        // A store whose leases end with the process claims for much longer than a run takes.
+        Ok(Outcome::InFlight {
+            remaining: self.remaining.min(leases.limits.lease()),
+        })
+    }
+
     /// Waits for the other run's outcome, up to the limit.
     pub(super) async fn outcome<St: Store>(
         self,
@@ -111,10 +119,7 @@ impl OtherRun {
                  store, this one waits for itself, so remove one of the two",
             ));
         }
-        // A store whose leases end with the process claims for much longer than a run takes.
-        Ok(Outcome::InFlight {
-            remaining: remaining.min(leases.limits.lease()),
-        })
+        Self { remaining, ..self }.outcome_now(&leases)
     }
 }
 

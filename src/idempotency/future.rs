@@ -24,7 +24,7 @@ pub struct ResponseFuture<B: 'static, E: 'static, St> {
     span: Option<DeliverySpan>,
 }
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 enum State<B, E> {
     /// Not polled yet: dropping it loses nothing.

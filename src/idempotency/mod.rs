@@ -36,6 +36,7 @@
 mod claims;
 mod duplicate;
 mod future;
+mod items;
 mod layer;
 mod rules;
 mod run;

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::{Request, Response};
 use tower_service::Service;
@@ -40,7 +41,10 @@ where
 {
     let claims = Claims::take(&leases, rules, request.body()).await;
     Ended::Answered(match claims {
-        Ok(claims) => call(claims, inner, request, &leases).await,
+        Ok(claims) => {
+            let limit = leases.limits.handler_timeout;
+            call(claims, inner, request, &leases, limit).await
+        }
         Err(NotClaimed::InFlight(other)) => {
             return Ended::InFlight(other.inside_another(request.body().is_claimed()));
         }
@@ -55,15 +59,16 @@ pub(super) fn refuse<B>(refusal: Refusal) -> Response<ResponseBody<B>> {
     ResponseBody::refuse(refusal)
 }
 
-/// Calls the inner service under `claims`, and settles them.
+/// Calls the inner service under `claims`, for at most `limit`, and settles them.
 ///
 /// Not a part of [`run`], whose future would have room for this beside the taking of the claims: above
 /// 1 KiB, an allocation is much slower.
-async fn call<St, S, B>(
+pub(super) async fn call<St, S, B>(
     mut claims: Claims<St>,
     mut inner: S,
     mut request: Box<Request<Verified>>,
     leases: &Leases<St>,
+    limit: Duration,
 ) -> Result<Response<ResponseBody<B>>, S::Error>
 where
     St: Store,
@@ -82,7 +87,7 @@ where
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await
     };
-    let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
+    let mut attempted = attempt(work, limit, claims.lost()).await;
     // The duration is the handler's, without the settlement.
     let watch = watch.stop();
     let mut completed = completes(&mut attempted);

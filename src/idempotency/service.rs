@@ -4,11 +4,13 @@ use std::task::{Context, Poll};
 use http::{Request, Response};
 use tower_service::Service;
 
-use super::future::ResponseFuture;
+use super::future::{BoxFuture, ResponseFuture};
+use super::items::run_items;
 use super::rules::Rules;
 use super::run::run;
 use crate::answer::ResponseBody;
 use crate::execution::Leases;
+use crate::sender::Batches;
 use crate::store::Store;
 use crate::verified::Verified;
 
@@ -51,9 +53,14 @@ where
         // The run polls the clone until it is ready, so `self.inner` is never reserved.
         let inner = self.inner.clone();
         let leases = Arc::clone(&self.leases);
-        let run = run(leases, self.rules, inner, Box::new(request));
+        let (rules, batches) = (self.rules, Batches::of(&request));
+        let request = Box::new(request);
         // Boxed, so that `Drop` can move a run that has begun into a task.
-        ResponseFuture::new(Box::pin(run), Arc::clone(&self.leases))
+        let run: BoxFuture<_> = match batches {
+            None => Box::pin(run(leases, rules, inner, request)),
+            Some(batches) => Box::pin(run_items(leases, rules, inner, request, batches)),
+        };
+        ResponseFuture::new(run, Arc::clone(&self.leases))
     }
 }
 

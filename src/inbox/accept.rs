@@ -28,9 +28,10 @@ use super::route::Route;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::{Item, RawDelivery};
+use crate::execution::time_for;
 use crate::idempotency;
 use crate::outcome::{Outcome, name};
-use crate::sender::{Part, Parts};
+use crate::sender::{Batches, Part, Parts};
 use crate::store::{EventKey, Identity, StoreError};
 use crate::task::AbortOnDrop;
 use crate::telemetry::Kept;
@@ -135,19 +136,21 @@ impl Service<Request<Verified>> for Accept {
     fn call(&mut self, request: Request<Verified>) -> AcceptFuture {
         self.counting.start(&self.inbox);
         let limits = &self.route.limits;
-        let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
+        let retry_after = limits.policy.retry_every;
         let (answer, answered) = oneshot::channel();
         let headers = headers::kept(request.headers(), &self.inbox.settings.keep_headers);
+        let batches = Batches::of(&request);
         let mut delivery = request.into_body().into_delivery();
         if !headers.is_empty() {
             delivery = delivery.with_headers(headers);
         }
+        let limit = limits.store_timeout + time_for(delivery.body().len());
         match Waits::begin(&self.inbox, delivery.body().len(), self.route.max_waiting) {
             Some(waits) => {
                 let route = Arc::clone(&self.route);
                 // Boxed, because a task is copied several times.
-                let accepting =
-                    Box::pin(accept(self.inbox.clone(), route, delivery, answer, waits));
+                let inbox = self.inbox.clone();
+                let accepting = Box::pin(accept(inbox, route, delivery, batches, answer, waits));
                 // A task, because an event that was taken must be handled even if the client disconnects.
                 tokio::spawn(accepting.in_current_span());
             }
@@ -252,21 +255,21 @@ async fn accept(
     inbox: Inbox,
     route: Arc<Route>,
     delivery: RawDelivery,
+    batches: Option<Batches>,
     answer: oneshot::Sender<Answered>,
     waits: Waits,
 ) {
     let Inbox { shared, settings } = &inbox;
     let limits = &route.limits;
-    let events = events(delivery, &route);
-    let (Some(first), Some(last)) = (events.first(), events.last()) else {
-        // An empty batch.
-        let _ = answer.send(Ok(Outcome::Accepted));
-        return;
+    let events = match events(delivery, batches.as_ref(), &route) {
+        Ok(events) => events,
+        Err(outcome) => {
+            let _ = answer.send(Ok(outcome));
+            return;
+        }
     };
     if let Err(refusal) = shared.check_backlog(settings.backlog_limit, limits).await
-        // What was stored in one step is known as a whole.
-        && !(shared.has(&first.delivery, limits.store_timeout).await
-            && (events.len() == 1 || shared.has(&last.delivery, limits.store_timeout).await))
+        && !shared.has_all(&events, limits.store_timeout).await
     {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
@@ -353,40 +356,44 @@ fn answer_to(accepted: &[Accepted], events: &[NewEvent]) -> Answered {
     })
 }
 
-/// The events of a delivery: one, unless it is a batch.
-fn events(delivery: RawDelivery, route: &Route) -> Arc<[NewEvent]> {
-    let parts = match &route.batches {
-        Some(sender) => sender.parts(&delivery),
-        None => Parts::Whole,
+/// The events of a delivery: one, unless it is a batch. If there is none, how it ends.
+fn events(
+    delivery: RawDelivery,
+    batches: Option<&Batches>,
+    route: &Route,
+) -> Result<Arc<[NewEvent]>, Outcome> {
+    let Some(batches) = batches else {
+        return Ok([new_event(delivery, route)].into());
     };
-    let parts = match parts {
+    let parts = match batches.parts(&delivery) {
+        Parts::Items(parts) if parts.is_empty() => return Err(Outcome::Accepted),
         Parts::Items(parts) => parts,
-        Parts::Whole => return [new_event(delivery, route)].into(),
+        Parts::Whole if !batches.keeps(delivery.kind()) => return Err(Outcome::Filtered),
+        Parts::Whole => return Ok([new_event(delivery, route)].into()),
         Parts::TooMany => {
             let reason = "the delivery has more than 10,000 items, which are not taken apart";
-            return [NewEvent {
+            let dead = NewEvent {
                 dead: Some(Failure::new(name::UNDECODABLE, reason)),
                 ..new_event(delivery, route)
-            }]
-            .into();
+            };
+            return Ok([dead].into());
         }
     };
-    let (count, number) = (
-        u32::try_from(parts.len()).unwrap_or(u32::MAX),
-        fastrand::i64(..),
-    );
+    let count = u32::try_from(parts.len()).unwrap_or(u32::MAX);
+    let number = fastrand::i64(..);
     // The body of the delivery is guarded, under a key that is not signed.
     let guard = Identity::of(&delivery, route.replay_guard).guard;
-    let item = |(at, part)| {
-        item_event(
-            part,
-            &delivery,
-            Item::new(at, count).in_delivery(number),
-            guard,
-            route,
-        )
+    let keeps = |(_, part): &(u32, Part)| part.kind.as_ref().map_or(true, |it| batches.keeps(it));
+    let kept = (1..).zip(parts).filter(keeps);
+    let event = |(at, part)| {
+        let item = Item::new(at, count).in_delivery(number);
+        item_event(part, &delivery, item, guard, route)
     };
-    (1..).zip(parts).map(item).collect()
+    let events: Arc<[_]> = kept.map(event).collect();
+    match events.is_empty() {
+        true => Err(Outcome::Filtered),
+        false => Ok(events),
+    }
 }
 
 fn item_event(

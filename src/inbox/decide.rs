@@ -79,7 +79,9 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
             line: Line::LeaseLost,
         },
         Outcome::Failed { retry_after, .. } => failed(ended, true, *retry_after, rules),
-        Outcome::Panicked(_) | Outcome::TimedOut { .. } => failed(ended, true, None, rules),
+        Outcome::Panicked(_) | Outcome::TimedOut { .. } | Outcome::Incomplete { .. } => {
+            failed(ended, true, None, rules)
+        }
         // Not the event's fault.
         Outcome::InFlight { remaining } => failed(ended, false, Some(*remaining), rules),
         Outcome::Unavailable { .. } | Outcome::NotRecorded(_) | Outcome::NotCommitted { .. } => {

@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::actions::{Action, ActionKind, By, Which};
 use super::backlog::Backlog;
-use super::event::{EventId, EventState};
+use super::event::{EventId, EventState, NewEvent};
 use super::handlers::{AWAY_AFTER, Retired};
 use super::headers;
 use super::lane::stored_chat;
@@ -92,13 +92,22 @@ impl Shared {
     }
 
     /// Whether an event with the key of this delivery was accepted before, or handled inline.
-    pub(super) async fn has(&self, delivery: &RawDelivery, limit: Duration) -> bool {
+    async fn has(&self, delivery: &RawDelivery, limit: Duration) -> bool {
         let Some(key) = delivery.key() else {
             return false;
         };
         let find = self.queue.list.find(digest(delivery.route(), key));
         let found = self.call_within(limit, "find", find).await;
         found.is_ok_and(|event| event.is_some())
+    }
+
+    /// Whether the queue has the first event of a delivery and the last one: they are stored in one step.
+    pub(super) async fn has_all(&self, events: &[NewEvent], limit: Duration) -> bool {
+        let (Some(first), Some(last)) = (events.first(), events.last()) else {
+            return true;
+        };
+        self.has(&first.delivery, limit).await
+            && (events.len() == 1 || self.has(&last.delivery, limit).await)
     }
 
     /// Has keys looked up at this route, too.

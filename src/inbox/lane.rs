@@ -66,7 +66,8 @@ impl LaneOf {
         match self {
             Self::Sender(sender) => {
                 delivery.json()?;
-                Ok(sender.order_of(delivery.body()))
+                let order = delivery.order().map(Cow::Borrowed);
+                Ok(order.or_else(|| sender.order_of(delivery.body())))
             }
             Self::Application { is_platform, chat }
                 if !is_platform || !EventKind::ALL.contains(delivery.kind()) =>

@@ -153,6 +153,9 @@ pub trait AcceptEvents: Send + Sync + 'static {
     ) -> Result<Vec<Accepted>, StoreError>;
 }
 
+/// The bytes of bodies that fill a claim, for whose end other events wait.
+pub const BYTES_OF_CLAIM: usize = 8 << 20;
+
 /// Hands events to workers under leases.
 ///
 /// # Lanes
@@ -171,6 +174,8 @@ pub trait ClaimEvents: Send + Sync + 'static {
     ///
     /// A route gets no more events than [`Share::most`] allows. Its other events do not count for
     /// [`Claims::next_due`].
+    ///
+    /// A claim takes no event more when the bodies of those that it took have [`BYTES_OF_CLAIM`] together.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     async fn claim(

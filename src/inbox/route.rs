@@ -3,7 +3,6 @@
 use super::lane::LaneOf;
 use crate::execution::{Defaults, Given, Limits};
 use crate::route::RouteName;
-use crate::sender::Sender;
 use crate::signature::MAX_BUFFERED;
 
 /// The settings of a route, which a builder has checked.
@@ -13,8 +12,6 @@ pub(crate) struct Route {
     pub(crate) given: Given,
     pub(crate) limits: Limits,
     pub(crate) lane_of: LaneOf,
-    /// The sender, if a delivery may have several events.
-    pub(crate) batches: Option<Sender>,
     pub(crate) reject_changed_bodies: bool,
     pub(crate) replay_guard: bool,
     /// The most bytes of bodies that may wait for the queue.
@@ -28,7 +25,6 @@ impl Default for Route {
             given: Given::default(),
             limits: Limits::unchecked(&Given::default(), Defaults::INBOX),
             lane_of: LaneOf::default(),
-            batches: None,
             reject_changed_bodies: false,
             replay_guard: false,
             max_waiting: MAX_BUFFERED,

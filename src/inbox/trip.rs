@@ -68,6 +68,7 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
         | Outcome::Panicked(_)
         | Outcome::TimedOut { .. }
         | Outcome::InFlight { .. }
+        | Outcome::Incomplete { .. }
         | Outcome::Unavailable { .. }
         | Outcome::NotRecorded(_)
         | Outcome::NotCommitted { .. } => Some(false),

@@ -73,9 +73,17 @@ pub(super) enum Answer {
     },
 }
 
-/// What a challenge is answered with, or a delivery that succeeded.
+/// An answer of a [`Verifier`](crate::signature::Verifier): to a challenge, or to each success.
+///
+/// It also has the header `X-Content-Type-Options: nosniff`, so that no browser takes an echoed text for HTML.
+///
+/// ```
+/// use tower_webhook::signature::Reply;
+///
+/// let reply = Reply::new(200, Some("text/xml"), "<Response/>");
+/// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Reply {
+pub struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) content_type: Option<&'static str>,
     pub(crate) body: Bytes,
@@ -84,17 +92,27 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    pub(super) fn new(status: StatusCode, content_type: Option<&'static str>, body: Bytes) -> Self {
+    /// An answer with this status, content type and body. A number that is no status, 100 to 999, becomes 500.
+    #[must_use]
+    pub fn new(status: u16, content_type: Option<&'static str>, body: impl Into<Bytes>) -> Self {
         Self {
-            status,
+            status: StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             content_type,
-            body,
+            body: body.into(),
             header: None,
         }
     }
 
-    fn text(content_type: &'static str, body: String) -> Self {
-        Self::new(StatusCode::OK, Some(content_type), body.into())
+    /// 200 with this text as `text/plain`.
+    #[must_use]
+    pub fn text(text: impl Into<Bytes>) -> Self {
+        Self::new(200, Some("text/plain"), text)
+    }
+
+    /// 200 with this text as `application/json`.
+    #[must_use]
+    pub fn json(text: impl Into<Bytes>) -> Self {
+        Self::new(200, Some("application/json"), text)
     }
 }
 
@@ -247,10 +265,10 @@ impl Answer {
         field: impl FnOnce(&Source) -> Option<String>,
         hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
     ) -> Option<Reply> {
-        let json = |object: Value| Reply::text("application/json", object.to_string());
+        let json = |object: Value| Reply::json(object.to_string());
         Some(match self {
             // Never HTML, since without a proof anybody chooses the text.
-            Self::Raw(source) => Reply::text("text/plain", field(source)?),
+            Self::Raw(source) => Reply::text(field(source)?),
             Self::Json {
                 source,
                 field: name,
@@ -259,7 +277,7 @@ impl Answer {
                 let value = HeaderValue::from_str(&field(source)?).ok()?;
                 Reply {
                     header: Some(Box::new((name.clone(), value))),
-                    ..Reply::new(StatusCode::OK, None, Bytes::new())
+                    ..Reply::new(200, None, Bytes::new())
                 }
             }
             Self::Hmac {
@@ -282,7 +300,7 @@ impl Answer {
                 status,
                 content_type,
                 body,
-            } => Reply::new(*status, *content_type, body.clone()),
+            } => Reply::new(status.as_u16(), *content_type, body.clone()),
         })
     }
 }

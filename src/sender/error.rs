@@ -23,6 +23,8 @@ pub enum SignatureError {
     },
     /// The value is wrong for every secret.
     Wrong,
+    /// Another reason, which a [`Verifier`](crate::signature::Verifier) gives.
+    Other(&'static str),
 }
 
 impl SignatureError {
@@ -38,6 +40,7 @@ impl SignatureError {
             Self::Timestamp => "the timestamp is missing or not in the sender's form",
             Self::Stale { .. } => "the timestamp is too old or too far ahead",
             Self::Wrong => "the signature is wrong for every secret",
+            Self::Other(reason) => reason,
         }
     }
 }

@@ -21,7 +21,9 @@ impl Described {
             SignatureError::Malformed => format!("{} with {}", one_of(signatures()), scheme.form()),
             SignatureError::Incomplete => one_of(scheme.incomplete(headers)),
             SignatureError::Timestamp => scheme.time_form()?,
-            SignatureError::Stale { .. } | SignatureError::Wrong => return None,
+            SignatureError::Stale { .. } | SignatureError::Wrong | SignatureError::Other(_) => {
+                return None;
+            }
         })
     }
 }
@@ -56,7 +58,7 @@ impl Scheme {
     }
 
     /// How the tag is written, with what stands around it.
-    fn form(&self) -> String {
+    pub(super) fn form(&self) -> String {
         let bytes = match self.algorithm {
             Algorithm::HmacSha256 => 32,
             Algorithm::HmacSha1 => 20,

@@ -7,18 +7,22 @@ mod challenge;
 mod description;
 mod error;
 mod expected;
+mod explain;
+pub(crate) mod key;
 mod media;
 mod places;
 mod pointer;
 mod profiles;
 mod query;
 mod rare;
+mod sample;
 mod scheme;
 mod success;
 mod tag;
 mod timestamp;
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -26,24 +30,28 @@ use std::time::SystemTime;
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
 use http::request;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use sha2::Sha256;
 
 use self::batch::Batch;
 pub(crate) use self::batch::{Part, Parts};
-pub(crate) use self::challenge::Reply;
+pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 pub use self::error::SignatureError;
+pub use self::explain::{Finding, Step};
+pub(crate) use self::explain::{digest_of, start_of};
 pub(crate) use self::media::Media;
 use self::media::NoForm;
 use self::pointer::Pointers;
 use self::query::Query;
+pub(crate) use self::query::decode;
 pub(crate) use self::scheme::{
     Algorithm, Claim, Head, Made, Place, Scheme, SecretCoding, TOKEN, Tags,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
+use crate::verified::Verified;
 
 /// The side that sends deliveries: how it signs them, where key and event type stand, and when it retries.
 ///
@@ -90,15 +98,6 @@ pub(crate) struct Described {
     success: Option<Reply>,
     max_body: Option<u32>,
     is_as_documented: bool,
-}
-
-/// The longest key in bytes that is taken from a body or joined.
-pub(crate) const LONGEST_KEY: usize = 1024;
-
-/// Several texts as one key.
-pub(crate) fn joined(texts: &[Cow<'_, str>]) -> serde_json::Result<String> {
-    // A separator alone could stand in a part, too.
-    serde_json::to_string(texts)
 }
 
 impl Described {
@@ -200,6 +199,31 @@ impl Sender {
             clock: None,
             token: None,
         }
+    }
+
+    /// The sender whose deliveries a verifier of the application proves: it has no headers of its own. Its name must be
+    /// that of a description.
+    pub(crate) fn of_verifier(
+        name: &str,
+        policy: SenderPolicy,
+        needs_replay_guard: bool,
+    ) -> Result<Self, ConfigError> {
+        let description = serde_json::json!({
+            "name": name,
+            "equal-bodies": !needs_replay_guard,
+            "signature": { "headers": ["none"], "algorithm": "hmac-sha256", "coding": "hex" },
+        });
+        let sender = Self::from_json(&description.to_string())?;
+        let mut sender = sender.with_policy(policy);
+        for scheme in &mut Arc::make_mut(&mut sender.described).schemes {
+            scheme.headers.clear();
+        }
+        Ok(sender)
+    }
+
+    /// Whether a verifier of the application proves its deliveries.
+    pub(crate) fn is_of_verifier(&self) -> bool {
+        self.described.schemes[0].headers.is_empty()
     }
 
     /// Puts a brand in place of `Service` in the names of the chat platform's headers: `X-Acme-Hmac-Sha256` and
@@ -376,6 +400,17 @@ impl Sender {
         &self.described.order
     }
 
+    /// Whether a delivery may have several events.
+    pub(crate) fn has_batches(&self) -> bool {
+        self.described.batch.is_some()
+    }
+
+    /// Returns the events of a verified delivery.
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        let batch = self.described.batch.as_deref();
+        batch.map_or(Parts::Whole, |it| it.parts(&self.described.order, delivery))
+    }
+
     pub(crate) fn described(&self) -> &Described {
         &self.described
     }
@@ -413,6 +448,36 @@ impl Sender {
             headers.insert(name, key.value().clone());
         }
         headers
+    }
+}
+
+/// A sender of deliveries of several events, and which event types its route keeps. Requests carry it.
+#[derive(Clone)]
+pub(crate) struct Batches {
+    sender: Sender,
+    kept: Option<Arc<BTreeSet<EventKind>>>,
+}
+
+impl Batches {
+    pub(crate) fn new(sender: Sender, kept: Option<Arc<BTreeSet<EventKind>>>) -> Self {
+        Self { sender, kept }
+    }
+
+    /// That of a request whose delivery is not yet split.
+    #[inline]
+    pub(crate) fn of(request: &Request<Verified>) -> Option<Self> {
+        if !request.body().may_have_items() {
+            return None;
+        }
+        request.extensions().get().cloned()
+    }
+
+    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
+        self.sender.parts(delivery)
+    }
+
+    pub(crate) fn keeps(&self, kind: &EventKind) -> bool {
+        self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
     }
 }
 

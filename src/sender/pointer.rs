@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value};
 
 /// A JSON pointer (RFC 6901) to a string or an integer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,6 +143,27 @@ impl Pointers {
             list,
             misses,
         }
+    }
+
+    /// Puts a value where the first of the pointers points to. `None` if that leads through a text.
+    pub(super) fn put(&self, document: &mut Value, value: Value) -> Option<()> {
+        let names = self.list.first().map_or(&[][..], |it| &it.0);
+        let mut place = document;
+        for name in names {
+            if place.is_null() {
+                *place = Value::Object(Map::new());
+            }
+            place = place
+                .as_object_mut()?
+                .entry(name.as_str())
+                .or_insert(Value::Null);
+        }
+        // A value that is there already is that of another field.
+        if !place.is_null() && *place != value {
+            return None;
+        }
+        *place = value;
+        Some(())
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -71,8 +71,8 @@ profiles! {
     shopify = "shopify";
     /// Square, which signs the URL as it is configured there.
     square(url) = "square";
-    /// HubSpot, with signatures of version 3, which sign the URL as it is configured there. A delivery has an array of
-    /// events.
+    /// HubSpot, with signatures of version 3, which sign the URL as it is configured there. Its events come in
+    /// [batches](crate::docs::senders#batches).
     hubspot_v3(url) = "hubspot-v3";
     /// Paddle Billing.
     paddle = "paddle";
@@ -82,14 +82,14 @@ profiles! {
     box_com = "box";
     /// Zoom.
     zoom = "zoom";
-    /// LINE's Messaging API.
+    /// LINE's Messaging API. Its events come in [batches](crate::docs::senders#batches).
     line = "line";
     /// Webflow.
     webflow = "webflow";
     /// Twitch's `EventSub`.
     twitch = "twitch";
-    /// Meta: WhatsApp, Messenger, Instagram and pages. It needs a
-    /// [token of its challenges](Self::with_challenge_token).
+    /// Meta: WhatsApp, Messenger, Instagram and pages. Its events come in [batches](crate::docs::senders#batches). It
+    /// needs a [token of its challenges](Self::with_challenge_token).
     meta = "meta";
     /// GitLab, with a secret token.
     gitlab = "gitlab";
@@ -103,7 +103,7 @@ profiles! {
     telegram = "telegram";
     /// Discord's interactions, with the public key of the application.
     discord = "discord" if "public-keys";
-    /// SendGrid's event webhook, with its verification key. A delivery has an array of events.
+    /// SendGrid's event webhook, with its verification key. Its events come in [batches](crate::docs::senders#batches).
     sendgrid = "sendgrid" if "public-keys";
 
     @others

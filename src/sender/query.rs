@@ -31,7 +31,7 @@ impl Query<'_> {
 }
 
 /// Undoes percent-encoding, and takes a plus sign for a space.
-pub(super) fn decode(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
     let mut bytes = text.bytes();
     let mut decoded = Vec::with_capacity(text.len());
     while let Some(byte) = bytes.next() {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::error::SignatureError;
 use super::pointer::Pointers;
@@ -146,6 +147,27 @@ impl Claim {
             tags: Tags::One(tag.ok_or(SignatureError::Malformed)?),
             around: None,
         })
+    }
+
+    /// What a tag in base64 claims, of a text that is none of a description.
+    pub(crate) fn in_base64(tag: &[u8], algorithm: Algorithm) -> Result<Self, SignatureError> {
+        let tag = Tag::decode(tag, algorithm, Some(Coding::Base64));
+        Ok(Self {
+            tags: Tags::One(tag.ok_or(SignatureError::Malformed)?),
+            around: None,
+        })
+    }
+
+    /// The same tags, around which something else is signed.
+    pub(crate) fn around(&self, before: Vec<u8>, after: Vec<u8>) -> Self {
+        Self {
+            tags: self.tags.clone(),
+            around: Some(Box::new(Around {
+                before,
+                after,
+                others: Vec::new(),
+            })),
+        }
     }
 
     #[inline]
@@ -317,6 +339,12 @@ impl Scheme {
         time.is_some_and(|it| matches!(it.at, At::Body(_))) || self.has_token_in_body()
     }
 
+    /// The timestamp, if it stands in the body.
+    pub(crate) fn body_time(&self) -> Option<&Timestamps> {
+        let time = self.timestamp.as_ref();
+        time.filter(|it| matches!(it.at, At::Body(_)))
+    }
+
     /// Checks a timestamp that stands in the verified body.
     pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
         let time = self.timestamp.as_ref();
@@ -324,7 +352,10 @@ impl Scheme {
     }
 
     #[inline]
-    fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, SignatureError> {
+    pub(super) fn elements_of<'a>(
+        &self,
+        headers: &'a HeaderMap,
+    ) -> Result<Elements<'a>, SignatureError> {
         let mut read = Elements::default();
         let mut is_missing = true;
         for name in &self.headers {
@@ -430,12 +461,34 @@ impl Scheme {
         Some((self.headers.first()?, HeaderValue::from_str(&value).ok()?))
     }
 
-    /// A tag as the sender writes it.
-    pub(super) fn written(&self, tag: &[u8]) -> Option<String> {
+    /// A tag as the header has it, without its prefix.
+    pub(crate) fn written(&self, tag: &[u8]) -> Option<String> {
         match self.coding {
             None => String::from_utf8(tag.to_vec()).ok(),
             Some(coding) => Some(coding.encode(tag)),
         }
+    }
+
+    /// Whether a text is a tag as the header has it.
+    pub(super) fn decodes(&self, tag: &[u8]) -> bool {
+        Tag::decode(tag, self.algorithm, self.coding).is_some()
+    }
+
+    pub(crate) fn is_token(&self) -> bool {
+        self.algorithm == Algorithm::Token
+    }
+
+    /// The time, if it stands in the body, as the sender writes it.
+    pub(super) fn time_in_body(&self, now: SystemTime) -> Option<(&Pointers, Value)> {
+        let time = self.timestamp.as_ref()?;
+        let At::Body(pointers) = &time.at else {
+            return None;
+        };
+        let text = time.unit.write(millis(now));
+        let value = text
+            .parse::<i64>()
+            .map_or_else(|_| Value::from(text), Value::from);
+        Some((pointers, value))
     }
 
     fn time(&self, now: SystemTime) -> String {
@@ -452,7 +505,7 @@ pub(super) struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    fn source(&self, name: &str) -> Result<&'a [u8], SignatureError> {
+    pub(super) fn source(&self, name: &str) -> Result<&'a [u8], SignatureError> {
         let mut sources = self.sources.iter();
         let source =
             sources.find(|(source, value)| *source == name.as_bytes() && !value.is_empty());
@@ -463,19 +516,28 @@ impl<'a> Elements<'a> {
 }
 
 impl Timestamps {
-    fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
-        let At::Body(pointers) = &self.at else {
+    /// Checks a timestamp that stands in the verified body.
+    pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
+        if !matches!(self.at, At::Body(_)) {
             return Ok(());
-        };
-        let found = match self.unit {
-            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
-            // A sender that writes numbers has not written a string of digits.
-            Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
-        };
+        }
+        let found = self.text_in(body);
         self.check(found.ok_or(SignatureError::Timestamp)?.as_bytes(), now)
     }
 
-    fn check(&self, text: &[u8], now: SystemTime) -> Result<(), SignatureError> {
+    /// The timestamp in a body, if it stands there.
+    pub(crate) fn text_in<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
+        let At::Body(pointers) = &self.at else {
+            return None;
+        };
+        match self.unit {
+            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
+            // A sender that writes numbers has not written a string of digits.
+            Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
+        }
+    }
+
+    pub(super) fn check(&self, text: &[u8], now: SystemTime) -> Result<(), SignatureError> {
         let time = self.unit.millis(text).ok_or(SignatureError::Timestamp)?;
         let now = millis(now);
         let limit = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
@@ -492,7 +554,7 @@ impl Timestamps {
     }
 }
 
-fn millis(time: SystemTime) -> i64 {
+pub(super) fn millis(time: SystemTime) -> i64 {
     let time = time
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();

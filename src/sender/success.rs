@@ -18,7 +18,7 @@ pub(super) struct SuccessDescription {
 impl SuccessDescription {
     pub(super) fn read(&self) -> Result<Reply, String> {
         let (status, content_type, body) = reply(self.status, self.body.as_ref(), "success")?;
-        Ok(Reply::new(status, content_type, body))
+        Ok(Reply::new(status.as_u16(), content_type, body))
     }
 }
 

@@ -98,7 +98,7 @@ impl Coding {
 }
 
 /// The candidates of a request. Nearly always, there is one, which takes no allocation.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) enum Tags {
     #[default]
     None,
@@ -133,7 +133,7 @@ impl Tags {
     }
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Tag {
     Sha256([u8; 32]),
     Sha1([u8; 20]),

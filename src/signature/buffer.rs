@@ -16,7 +16,7 @@ use pin_project_lite::pin_project;
 use tokio::time::Instant;
 
 use super::refusal::Refusal;
-use super::verify::{Hashing, Matched};
+use super::verify::{Found, Hashing};
 use crate::deadline::Deadline;
 use crate::error::BoxError;
 use crate::lock::lock;
@@ -142,7 +142,7 @@ impl Budget {
 }
 
 /// One body's part of the budget, returned on drop.
-struct Share {
+pub(super) struct Share {
     budget: Budget,
     taken: usize,
     /// None while it does not count.
@@ -151,7 +151,7 @@ struct Share {
 
 impl Share {
     /// Notes how much was received. An error if the body was given up.
-    fn check(&self, length: usize, cx: &Context<'_>) -> Result<(), Refusal> {
+    pub(super) fn check(&self, length: usize, cx: &Context<'_>) -> Result<(), Refusal> {
         let Some(number) = self.number else {
             return Ok(());
         };
@@ -241,7 +241,7 @@ impl Bounds {
 }
 
 pin_project! {
-    /// Receives a body and verifies it. Returns its bytes and the secret that proved it, or the refusal.
+    /// Receives a body and verifies it. Returns its bytes and what proved it, or the refusal.
     pub(super) struct Receive<B> {
         #[pin]
         body: B,
@@ -289,7 +289,7 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
 }
 
 impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
-    type Output = Result<(Bytes, Option<Matched>), Refusal>;
+    type Output = Result<(Bytes, Found), Refusal>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -424,7 +424,7 @@ impl Content {
         part.len()
     }
 
-    fn finish(self) -> Result<(Bytes, Option<Matched>), Refusal> {
+    fn finish(self) -> Result<(Bytes, Found), Refusal> {
         let bytes = match self.bytes {
             Joined::Frame(frame) => frame,
             Joined::Frames(frames) => frames.freeze(),
@@ -438,9 +438,9 @@ impl Content {
             ));
         }
         // The length is checked first: a body that broke off is malformed (400), and not forged (401).
-        let secret = self.hashing.verify(&bytes);
-        let secret = secret.map_err(Refusal::InvalidSignature)?;
-        Ok((bytes, secret))
+        let found = self.hashing.verify(&bytes, self.share);
+        let found = found.map_err(Refusal::InvalidSignature)?;
+        Ok((bytes, found))
     }
 }
 

@@ -166,6 +166,34 @@ impl How {
         signs_digest: false,
     };
 
+    /// Under the secret's text.
+    pub(super) fn by(algorithm: Algorithm) -> Self {
+        Self {
+            algorithm,
+            ..Self::PLAIN
+        }
+    }
+
+    /// With each form of the secret, in words: first as the sender writes it.
+    pub(super) fn others(scheme: &Scheme) -> impl Iterator<Item = (&'static str, Self)> {
+        let algorithm = scheme.algorithm;
+        let all = [
+            ("", scheme.secret),
+            (", with the secret's text as it is", SecretCoding::Text),
+            (", with the secret as base64", SecretCoding::Base64),
+            (", with the secret as hex digits", SecretCoding::Hex),
+        ];
+        // Its own form stands twice, and that of SHA-1 is always the text.
+        let own = scheme.secret;
+        let is_other = move |index: usize, coding| {
+            index == 0 || coding != own && algorithm == Algorithm::HmacSha256
+        };
+        let numbered = all.into_iter().enumerate();
+        let others = numbered.filter(move |(index, (_, coding))| is_other(*index, *coding));
+        let own = Self::of(scheme);
+        others.map(move |(_, (what, coding))| (what, Self { coding, ..own }))
+    }
+
     pub(super) fn of(scheme: &Scheme) -> Self {
         Self {
             algorithm: scheme.algorithm,

@@ -4,11 +4,13 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use http::request::Parts;
+
 use super::buffer::Bounds;
 use super::verify::Authentication;
 use crate::event::EventKind;
 use crate::route::RouteName;
-use crate::sender::Sender;
+use crate::sender::{Batches, Reply, Sender};
 use crate::telemetry::{Observers, Throttle};
 use crate::verified::Verified;
 
@@ -26,13 +28,24 @@ pub(crate) struct Config {
     pub(crate) observers: Observers,
     /// What the route lends to its handlers: nothing of a layer with the defaults.
     pub(crate) lent: Option<Arc<dyn Any + Send + Sync>>,
+    /// What a success is answered with in place of an empty body.
+    pub(super) success: Option<Arc<Reply>>,
 }
 
 impl Config {
-    /// Whether a delivery is passed on.
+    /// Whether a delivery is passed on. One of several events is, whatever its own kind is.
     #[inline]
     pub(super) fn keeps(&self, verified: &Verified) -> bool {
         let kind = verified.delivery().kind();
-        self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
+        let keeps = |kept: &BTreeSet<_>| kept.contains(kind) || self.sender.has_batches();
+        self.kept.as_deref().is_none_or(keeps)
+    }
+
+    /// Passes on that a delivery may have several events, each of which has a kind.
+    #[cold]
+    pub(super) fn with_items(&self, verified: Verified, head: &mut Parts) -> Verified {
+        let batches = Batches::new(self.sender.clone(), self.kept.clone());
+        head.extensions.insert(batches);
+        verified.with_items()
     }
 }

@@ -5,16 +5,17 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http::request::Parts;
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response};
 use http_body::Body;
 use pin_project_lite::pin_project;
 use tower_service::Service;
 
-use super::buffer::Receive;
+use super::buffer::{Receive, Share};
 use super::config::Config;
 use super::headers::{claimed_kind, key_header, kind_and_key};
 use super::refusal::Refusal;
-use super::verify::Matched;
+use super::verifier::{Verdict, Verifying};
+use super::verify::{Found, Matched};
 use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
@@ -58,18 +59,23 @@ pin_project! {
             rest: Option<(Parts, S)>,
             config: Arc<Config>,
         },
+        // Waits for a verifier of the application.
+        Verifying {
+            verifying: Box<Verifying>,
+            inner: Option<S>,
+            config: Arc<Config>,
+        },
         // Waits for the inner service to be ready.
         Verified {
             inner: S,
             request: Option<Request<Verified>>,
-            succeeds: Option<Arc<Config>>,
+            success: Option<Arc<Reply>>,
         },
         Inner {
             #[pin]
             future: S::Future,
             kind: Option<EventKind>,
-            // Of a sender that wants another answer than this crate's.
-            succeeds: Option<Arc<Config>>,
+            success: Option<Arc<Reply>>,
         },
     }
 }
@@ -127,7 +133,7 @@ where
         let (span, watch) = (&*this.span, this.watch);
         let _entered = span.enter();
         loop {
-            match this.state.as_mut().project() {
+            let (read, mut parts, inner, config) = match this.state.as_mut().project() {
                 StateProj::Receiving {
                     receive,
                     rest,
@@ -138,41 +144,47 @@ where
                         // It is polled after its end: no panic, and no second run.
                         return Poll::Pending;
                     };
-                    let read = received.and_then(|(body, secret)| {
-                        read(body, secret, &parts.headers, config, span)
-                    });
-                    let response = match read {
-                        // Filtered after the verification, so that a forged delivery learns nothing about what is kept.
-                        Ok(Read::Event(verified)) if config.keeps(&verified) => {
-                            watch.verified(verified.delivery(), &parts);
-                            let request = Some(verified.into_request(parts));
-                            let succeeds = success_of(config).map(|_| Arc::clone(config));
-                            this.state.set(State::Verified {
+                    let read = match received {
+                        Ok((body, Found::Secret(secret))) => {
+                            read(body, Some(secret), &parts.headers, config, span)
+                        }
+                        Ok((body, Found::Unsigned)) => {
+                            read(body, None, &parts.headers, config, span)
+                        }
+                        Ok((body, Found::Later(share))) => {
+                            let config = Arc::clone(config);
+                            let Some(verifying) = verifying(parts, body, *share, &config) else {
+                                return Poll::Pending;
+                            };
+                            let inner = Some(inner);
+                            this.state.set(State::Verifying {
+                                verifying,
                                 inner,
-                                request,
-                                succeeds,
+                                config,
                             });
                             continue;
                         }
-                        Ok(Read::Event(verified)) => {
-                            let response = filtered(&verified, &parts, watch, span);
-                            succeeded(response, success_of(config))
-                        }
-                        Ok(Read::Challenge(reply)) => {
-                            replied(reply, Some(EventKind::from_static("challenge")), span)
-                        }
-                        Err(refusal) => {
-                            watch.refused(|| asked(&parts, config));
-                            refuse(refusal, parts.headers, config, span)
-                        }
+                        Err(refusal) => Err(refusal),
                     };
-                    answered(watch, &response);
-                    return Poll::Ready(Ok(response));
+                    (read, parts, inner, config)
+                }
+                StateProj::Verifying {
+                    verifying,
+                    inner,
+                    config,
+                } => {
+                    let (verdict, request) = ready!(verifying.poll(cx, config));
+                    let Some(inner) = inner.take() else {
+                        return Poll::Pending;
+                    };
+                    let (parts, body) = request.into_parts();
+                    let read = verdict.and_then(|it| judged(it, body, config, span));
+                    (read, parts, inner, config)
                 }
                 StateProj::Verified {
                     inner,
                     request,
-                    succeeds,
+                    success,
                 } => {
                     // Only verified deliveries wait for it: others cannot use up a concurrency limit.
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
@@ -184,30 +196,31 @@ where
                         return Poll::Pending;
                     };
                     let kind = Some(request.body().delivery().kind().clone());
-                    let (future, succeeds) = (inner.call(request), succeeds.take());
+                    let (future, success) = (inner.call(request), success.take());
                     this.state.set(State::Inner {
                         future,
                         kind,
-                        succeeds,
+                        success,
                     });
+                    continue;
                 }
                 StateProj::Inner {
                     future,
                     kind,
-                    succeeds,
+                    success,
                 } => {
                     let mut result = ready!(future.poll(cx));
+                    let success = success.take().filter(|_| is_own_success(&result));
                     span.finish(match (&mut result, kind.take()) {
                         (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
                     });
+                    let result = result.map(|it| match success {
+                        None => it.map(ResponseBody::service),
+                        Some(reply) => ResponseBody::instead(it, &reply),
+                    });
                     ended(watch, &result);
-                    let success = succeeds.as_ref().and_then(|it| success_of(it));
-                    return Poll::Ready(
-                        result.map(|response| {
-                            succeeded(response.map(ResponseBody::service), success)
-                        }),
-                    );
+                    return Poll::Ready(result);
                 }
                 StateProj::Decided { decided, config } => {
                     let response = match decided.take() {
@@ -218,9 +231,52 @@ where
                     answered(watch, &response);
                     return Poll::Ready(Ok(response));
                 }
-            }
+            };
+            let response = match read {
+                // Filtered after the verification, so that a forged delivery learns nothing about what is kept.
+                Ok(Read::Event(verified)) if config.keeps(&verified) => {
+                    watch.verified(verified.delivery(), &parts);
+                    let verified = match config.sender.has_batches() {
+                        true => config.with_items(verified, &mut parts),
+                        false => verified,
+                    };
+                    let success = config.success.clone();
+                    let request = Some(verified.into_request(parts));
+                    this.state.set(State::Verified {
+                        inner,
+                        request,
+                        success,
+                    });
+                    continue;
+                }
+                Ok(Read::Event(verified)) => filtered(&verified, &parts, watch, span, config),
+                Ok(Read::Challenge(reply)) => {
+                    replied(reply, Some(EventKind::from_static("challenge")), span)
+                }
+                Err(refusal) => {
+                    watch.refused(|| asked(&parts, config));
+                    refuse(refusal, parts.headers, config, span)
+                }
+            };
+            answered(watch, &response);
+            return Poll::Ready(Ok(response));
         }
     }
+}
+
+/// Begins the verification by the application. `None` if there is no verifier, whose bodies alone come to this.
+#[cold]
+fn verifying(head: Parts, body: Bytes, share: Share, config: &Config) -> Option<Box<Verifying>> {
+    let verifier = config.authentication.verifier()?;
+    Some(Box::new(Verifying::new(
+        verifier, head, body, share, config,
+    )))
+}
+
+/// Whether this crate answers that all is well, and not a service of another one, which has a body of its own.
+#[cold]
+fn is_own_success<B, E>(result: &Result<Response<B>, E>) -> bool {
+    (result.as_ref()).is_ok_and(|it| it.status().is_success() && Decision::is_own(it))
 }
 
 /// What an observer may keep of a request that is refused.
@@ -262,12 +318,16 @@ fn filtered<B>(
     head: &Parts,
     watch: &mut DeliveryWatch,
     span: &DeliverySpan,
+    config: &Config,
 ) -> Response<ResponseBody<B>> {
     let delivery = verified.delivery();
     watch.verified(delivery, head);
     let mut response = ResponseBody::answer(Outcome::Filtered);
     span.finish(Decision::sent_as(&mut response, delivery.kind().clone()));
-    response
+    match &config.success {
+        None => response,
+        Some(reply) => ResponseBody::instead(response, reply),
+    }
 }
 
 fn said<B>(reply: Reply) -> Response<ResponseBody<B>> {
@@ -275,28 +335,6 @@ fn said<B>(reply: Reply) -> Response<ResponseBody<B>> {
     if let Some(header) = reply.header {
         response.headers_mut().insert(header.0, header.1);
     }
-    response
-}
-
-#[inline]
-fn success_of(config: &Config) -> Option<&Reply> {
-    config.sender.described().success()
-}
-
-/// The answer that the sender wants to a delivery that was taken, in place of this crate's.
-fn succeeded<B>(
-    mut response: Response<ResponseBody<B>>,
-    success: Option<&Reply>,
-) -> Response<ResponseBody<B>> {
-    let is_success = Decision::of(&response).is_some_and(|it| it.outcome().is_some());
-    let Some(success) = success.filter(|_| is_success && response.status() == StatusCode::OK)
-    else {
-        return response;
-    };
-    let said = said(success.clone());
-    *response.status_mut() = said.status();
-    response.headers_mut().extend(said.headers().clone());
-    *response.body_mut() = said.into_body();
     response
 }
 
@@ -405,17 +443,48 @@ fn read(
         return reply.map(Read::Challenge);
     }
     let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
-    let mut delivery = RawDelivery::received(kind, key, body).with_route(config.route.clone());
+    let delivery = RawDelivery::received(kind, key, body);
+    let secret = secret.map(|it| (it.index, it.label));
+    Ok(event(delivery, secret, config, span))
+}
+
+/// What a verifier of the application says of a request.
+fn judged(
+    verdict: Verdict,
+    body: Bytes,
+    config: &Config,
+    span: &DeliverySpan,
+) -> Result<Read, Refusal> {
+    let proof = match verdict {
+        Verdict::Challenge(reply) => return Ok(Read::Challenge(reply)),
+        Verdict::Event(proof) => proof,
+    };
+    if config.require_key && proof.key.is_none() {
+        return Err(Refusal::MissingKey);
+    }
+    let mut delivery = RawDelivery::received(proof.kind, proof.key, proof.body.unwrap_or(body));
+    delivery.note(proof.order, config.success.is_some());
+    Ok(event(delivery, proof.secret, config, span))
+}
+
+/// The event of a delivery, which this secret of the set has proved.
+#[inline]
+fn event(
+    delivery: RawDelivery,
+    secret: Option<(usize, Option<Arc<str>>)>,
+    config: &Config,
+    span: &DeliverySpan,
+) -> Read {
+    let mut delivery = delivery.with_route(config.route.clone());
     if let Some(lent) = &config.lent {
         delivery.lend_settings(lent);
     }
+    let secret = secret.as_ref();
     span.verified(
         &delivery,
-        secret
-            .as_ref()
-            .map(|secret| (secret.index, secret.label.as_deref())),
+        secret.map(|(index, label)| (*index, label.as_deref())),
     );
-    Ok(Read::Event(Verified::new(delivery)))
+    Read::Event(Verified::new(delivery))
 }
 
 partial_debug!([S: Service<Request<Verified>>, B] ResponseFuture<S, B>);

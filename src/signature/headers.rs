@@ -3,14 +3,13 @@
 use std::borrow::Cow;
 
 use http::header::{
-    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
-    TRANSFER_ENCODING,
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, TRANSFER_ENCODING,
 };
 
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{LONGEST_KEY, Made, Media, Place, Sender, joined};
+use crate::sender::{Made, Media, Place, Sender, key as sender_key};
 
 /// The length that the `Content-Length` header declares, if there is one. Refuses what a proxy may end elsewhere.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -132,19 +131,11 @@ fn key(
                     None => return Ok(None),
                 }
             }
-            Some(Cow::Owned(joined(&texts).map_err(Refusal::unreadable)?))
+            Some(Cow::Owned(sender_key::joined(&texts)))
         }
     };
-    match found {
-        None => Ok(None),
-        Some(key) if key.len() > LONGEST_KEY => {
-            Err(Refusal::unreadable("its key has more than 1,024 bytes"))
-        }
-        Some(key) => {
-            let key = HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?;
-            Ok(IdempotencyKey::new(key))
-        }
-    }
+    let key = found.map_or(Ok(None), |text| sender_key::of(&text));
+    key.map_err(Refusal::unreadable)
 }
 
 /// An event type that is put together, or else its default. `None` if it is none.
@@ -218,6 +209,8 @@ fn header_key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<Idempoten
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderValue;
+
     use super::*;
 
     #[test]

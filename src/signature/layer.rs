@@ -8,6 +8,7 @@ use super::config::Config;
 use super::secret::Secrets;
 use super::service::Signature;
 use super::sign::check;
+use super::verifier::{Shared, Verifier};
 use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
@@ -38,6 +39,11 @@ impl SignatureLayer {
         Self::with(Authentication::Unsigned)
     }
 
+    /// Verifies with a verifier of the application.
+    pub(crate) fn by(verifier: Arc<dyn Verifier>) -> Self {
+        Self::with(Authentication::By(Shared(verifier)))
+    }
+
     fn with(authentication: Authentication) -> Self {
         Self {
             config: Config {
@@ -55,6 +61,7 @@ impl SignatureLayer {
                 throttle: Arc::default(),
                 observers: Observers::default(),
                 lent: None,
+                success: None,
             },
         }
     }
@@ -66,6 +73,19 @@ impl SignatureLayer {
         if let Authentication::Signed(secrets) = &self.config.authentication {
             check(&sender, secrets)?;
         }
+        let verifier = self.config.authentication.verifier();
+        if verifier.is_some() != sender.is_of_verifier() {
+            return Err(
+                sender.is_wrong("a verifier has its own sender: leave out `Webhooks::sender`")
+            );
+        }
+        let success = verifier.and_then(|it| it.0.success());
+        if success.as_ref().is_some_and(|it| !it.status.is_success()) {
+            return Err(sender
+                .is_wrong("its verifier answers a success with a status other than 200 to 299"));
+        }
+        let of_sender = || sender.described().success().cloned();
+        self.config.success = success.or_else(of_sender).map(Arc::new);
         // Of its own, also in a clone. `Retry-After` asks for the time after which this sender retries anyway.
         let limit = self.config.bounds.budget.limit;
         self.config.bounds.budget = Budget::new(limit, sender.policy().retry_every);

@@ -27,6 +27,7 @@ mod buffer;
 mod checked;
 mod compare;
 mod config;
+mod explain;
 mod future;
 mod headers;
 #[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]
@@ -40,9 +41,11 @@ mod rsa;
 mod secret;
 mod service;
 mod sign;
+mod verifier;
 mod verify;
 
 pub(crate) use self::buffer::MAX_BUFFERED;
+pub use self::explain::Explanation;
 pub use self::future::ResponseFuture;
 pub use self::layer::SignatureLayer;
 #[cfg(feature = "public-keys")]
@@ -50,7 +53,8 @@ pub use self::public_key::PublicKey;
 pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
-pub use crate::sender::SignatureError;
+pub use self::verifier::{Mailgun, Proof, Twilio, Verdict, Verifier, VerifierError};
+pub use crate::sender::{Finding, Reply, SignatureError, Step};
 
 #[cfg(test)]
 mod tests {

@@ -43,6 +43,14 @@ pub enum Refusal {
     MalformedBody(Arc<dyn Error + Send + Sync>),
     /// The signature does not prove that the body is authentic.
     InvalidSignature(SignatureError),
+    /// A [`Verifier`](super::Verifier) could not decide: it failed, panicked, or took longer than
+    /// [`body_timeout`](crate::Webhooks::body_timeout).
+    VerifierFailed {
+        /// Why.
+        error: Arc<dyn Error + Send + Sync>,
+        /// The delay that the answer asks for.
+        retry_after: Duration,
+    },
     /// A challenge that is not signed carries another token, or nothing that may be echoed. The text is for the log.
     InvalidChallenge(&'static str),
     /// The content type is not `application/json`, or there is a content encoding.
@@ -113,6 +121,8 @@ impl Refusal {
             }
         };
         Some(match (self, &scheme.kind, key) {
+            // A verifier has no headers that a description names.
+            (Self::InvalidSignature(_), ..) if sender.is_of_verifier() => return None,
             (Self::InvalidSignature(error), ..) => {
                 format!("expected {}", sender.described().expected(*error, headers)?)
             }
@@ -136,6 +146,7 @@ impl Refusal {
             | Self::BodyTimeout { .. }
             | Self::MalformedBody(_)
             | Self::InvalidSignature(_)
+            | Self::VerifierFailed { .. }
             // Each variant is named, so that a new one cannot pass for verified, and be logged without a throttle.
             | Self::InvalidChallenge(_) => false,
             Self::UnsupportedMediaType
@@ -157,6 +168,7 @@ impl Answer for Refusal {
             Self::BodyTimeout { .. }   => row!("body-timeout", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
             Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
+            Self::VerifierFailed { .. } => row!("verifier-failed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The delivery cannot be verified at the moment."),
             Self::InvalidChallenge(_)  => row!("invalid-challenge", FORBIDDEN 403 "Forbidden", "The challenge carries another token, or nothing that may be echoed."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
             Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token of at most 128 bytes."),
@@ -171,7 +183,9 @@ impl Answer for Refusal {
             Self::MethodNotAllowed => {
                 headers.insert(ALLOW, HeaderValue::from_static("POST"));
             }
-            Self::Overloaded { retry_after } => insert_retry_after(headers, *retry_after),
+            Self::Overloaded { retry_after } | Self::VerifierFailed { retry_after, .. } => {
+                insert_retry_after(headers, *retry_after);
+            }
             _ => {}
         }
     }
@@ -187,7 +201,7 @@ impl Answer for Refusal {
                 SignatureError::Incomplete => &Self::InvalidSignature(SignatureError::Incomplete),
                 SignatureError::Timestamp => &Self::InvalidSignature(SignatureError::Timestamp),
                 // It says how far the timestamp is off.
-                SignatureError::Stale { .. } => return None,
+                SignatureError::Stale { .. } | SignatureError::Other(_) => return None,
             }),
             _ => None,
         }
@@ -218,9 +232,9 @@ impl fmt::Display for Reason<'_> {
         match self.0 {
             Refusal::BodyTooLarge { limit } => write!(f, "more than {limit} bytes"),
             Refusal::BodyTimeout { limit } => write!(f, "not within {limit:?}"),
-            Refusal::MalformedBody(error) | Refusal::UnreadableEvent(error) => {
-                Chain(error.as_ref()).fmt(f)
-            }
+            Refusal::MalformedBody(error)
+            | Refusal::UnreadableEvent(error)
+            | Refusal::VerifierFailed { error, .. } => Chain(error.as_ref()).fmt(f),
             Refusal::InvalidSignature(error) => error.fmt(f),
             Refusal::InvalidChallenge(reason) => f.write_str(reason),
             other => f.write_str(other.row().detail.trim_end_matches('.')),
@@ -237,7 +251,9 @@ display!(Refusal, |it| it.row().detail);
 impl Error for Refusal {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::MalformedBody(error) | Self::UnreadableEvent(error) => Some(error.as_ref()),
+            Self::MalformedBody(error)
+            | Self::UnreadableEvent(error)
+            | Self::VerifierFailed { error, .. } => Some(error.as_ref()),
             Self::InvalidSignature(error) => Some(error),
             _ => None,
         }
@@ -253,13 +269,14 @@ mod tests {
     async fn every_refusal_is_answered_as_documented() {
         let limit = SECOND;
         #[rustfmt::skip]
-        let table: [(Refusal, Documented); 12] = [
+        let table: [(Refusal, Documented); 13] = [
             (Refusal::MethodNotAllowed, (405, "method-not-allowed", Some(("allow", "POST")))),
             (Refusal::BodyTooLarge { limit: 1 }, (413, "body-too-large", None)),
             (Refusal::Overloaded { retry_after: 600 * SECOND }, (503, "overloaded", Some(("retry-after", "600")))),
             (Refusal::BodyTimeout { limit }, (408, "body-timeout", None)),
             (Refusal::malformed(CONFIDENTIAL), (400, "malformed-body", None)),
             (Refusal::InvalidSignature(SignatureError::Wrong), (401, "invalid-signature", None)),
+            (Refusal::VerifierFailed { error: BoxError::from(CONFIDENTIAL).into(), retry_after: 60 * SECOND }, (503, "verifier-failed", Some(("retry-after", "60")))),
             (Refusal::InvalidChallenge(CONFIDENTIAL), (403, "invalid-challenge", None)),
             (Refusal::UnsupportedMediaType, (415, "unsupported-media-type", None)),
             (Refusal::InvalidEventHeader, (400, "invalid-event-header", None)),

@@ -13,6 +13,7 @@ use super::headers::declared_length;
 use super::refusal::Refusal;
 use super::secret::Secrets;
 use super::sign::check;
+use super::verifier::{admits, greeted};
 use super::verify::{Authentication, Hashing};
 use crate::answer::ResponseBody;
 use crate::config::ConfigError;
@@ -74,6 +75,7 @@ impl<S: Clone> Signature<S> {
             ),
             // A public key must not become a secret.
             ("sort of key", old.is_asymmetric() != sender.is_asymmetric()),
+            ("verifier", self.config.authentication.verifier().is_some()),
         ];
         if let Some((what, _)) = changed.into_iter().find(|(_, has_changed)| *has_changed) {
             return Err(old.is_wrong(&format!("its {what} has changed: this needs a restart")));
@@ -131,17 +133,24 @@ where
         return Err(Refusal::MethodNotAllowed);
     }
     let (uri, headers) = (Some(&parts.uri), &parts.headers);
-    let hashing = Hashing::new(
-        &config.authentication,
-        &config.sender,
-        Head::of_post(uri, headers),
-    );
-    let hashing = hashing.map_err(Refusal::InvalidSignature)?;
+    let head = Head::of_post(uri, headers);
+    let hashing = Hashing::new(&config.authentication, &config.sender, head)
+        .map_err(Refusal::InvalidSignature)?;
+    if let (Hashing::Later, Some(verifier)) = (&hashing, config.authentication.verifier()) {
+        admits(verifier, parts, config)?;
+    }
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
 }
 
-/// The answer to a refused request after all, if it is a challenge that is not signed.
+/// The answer to a refused request after all, if it is a challenge that is not signed, or for a verifier with any
+/// method but POST.
 fn challenge(refusal: Refusal, parts: &Parts, config: &Config) -> Result<Reply, Refusal> {
+    if let Some(verifier) = config.authentication.verifier() {
+        return match refusal {
+            Refusal::MethodNotAllowed => greeted(verifier, parts, config).unwrap_or(Err(refusal)),
+            _ => Err(refusal),
+        };
+    }
     // Only after a refusal: a delivery never pays for the look-up.
     let sender = &config.sender;
     let hmac = |text: &[u8]| {

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use http::{HeaderMap, Uri};
 
+use super::buffer::Share;
 use super::checked::{Checked, How, add_token, check_body, signer, signer_of_others};
 use super::secret::{Secret, Secrets};
+use super::verifier::Shared;
 use crate::sender::{Claim, Head, Sender, SignatureError};
 
 /// The secret that proved a body to be authentic.
@@ -132,6 +134,8 @@ pub(super) enum Authentication {
     Signed(Secrets),
     /// Nothing is verified, because the user asked for that.
     Unsigned,
+    /// By code of the application, when the body is complete.
+    By(Shared),
 }
 
 impl Authentication {
@@ -152,13 +156,29 @@ impl Authentication {
     pub(super) fn first(&self) -> Option<Secret> {
         match self {
             Self::Signed(secrets) => secrets.current().first().cloned(),
-            Self::Unsigned => None,
+            Self::Unsigned | Self::By(_) => None,
         }
     }
 
     pub(super) fn is_unsigned(&self) -> bool {
         matches!(self, Self::Unsigned)
     }
+
+    pub(super) fn verifier(&self) -> Option<&Shared> {
+        match self {
+            Self::By(verifier) => Some(verifier),
+            _ => None,
+        }
+    }
+}
+
+/// What proved a body that is complete.
+pub(super) enum Found {
+    /// Nothing, because the user asked for that.
+    Unsigned,
+    Secret(Matched),
+    /// Nothing yet: a verifier has to decide. Until then, the body's memory counts.
+    Later(Box<Share>),
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
@@ -169,6 +189,7 @@ impl Authentication {
 pub(super) enum Hashing {
     Unsigned,
     Signed(Checked),
+    Later,
 }
 
 impl Hashing {
@@ -179,8 +200,10 @@ impl Hashing {
         sender: &Sender,
         head: Head<'_>,
     ) -> Result<Self, SignatureError> {
-        let Authentication::Signed(secrets) = authentication else {
-            return Ok(Self::Unsigned);
+        let secrets = match authentication {
+            Authentication::Signed(secrets) => secrets,
+            Authentication::Unsigned => return Ok(Self::Unsigned),
+            Authentication::By(_) => return Ok(Self::Later),
         };
         // The head is read first, so that a stale or malformed one begins no hash per secret.
         let claim = sender.described().claim(head, || sender.now())?;
@@ -194,12 +217,13 @@ impl Hashing {
         }
     }
 
-    /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
+    /// Decides on a body that was hashed completely, and takes `share` of the memory.
     #[inline]
-    pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
+    pub(super) fn verify(self, body: &[u8], share: Share) -> Result<Found, SignatureError> {
         match self {
-            Self::Unsigned => Ok(None),
-            Self::Signed(checked) => checked.verify(body).map(Some),
+            Self::Unsigned => Ok(Found::Unsigned),
+            Self::Signed(checked) => checked.verify(body).map(Found::Secret),
+            Self::Later => Ok(Found::Later(Box::new(share))),
         }
     }
 }
@@ -278,10 +302,13 @@ mod tests {
             set.replace(secrets(&["both", "new"]).current().to_vec())
                 .unwrap();
             hashing.update(b"dy");
-            let verified = hashing.verify(b"body");
+            let Hashing::Signed(checked) = hashing else {
+                panic!("it is signed")
+            };
+            let verified = checked.verify(b"body");
             set.replace(secrets(&["old", "both"]).current().to_vec())
                 .unwrap();
-            verified.map(|matched| matched.unwrap().index)
+            verified.map(|matched| matched.index)
         };
         assert_eq!(verify("old"), Err(SignatureError::Wrong));
         assert_eq!(verify("both"), Ok(0));

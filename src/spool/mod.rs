@@ -114,6 +114,7 @@ use self::reserve::{Reserve, log_room};
 use self::status::Measured;
 pub use self::status::Status;
 use crate::error::Chain;
+use crate::execution::time_for;
 use crate::inbox::Queue;
 use crate::inbox::actions::{ActionKind, By};
 use crate::inbox::event::{EventId, Lane, NewEvent, Take};
@@ -524,6 +525,8 @@ struct Asked {
     lanes: Lanes,
     key: Option<EventKey>,
     retain: Duration,
+    /// How much longer it may take than one of no size.
+    time: Duration,
 }
 
 impl Asked {
@@ -533,6 +536,7 @@ impl Asked {
             lanes: Lanes::of(events),
             key: first.and_then(|event| event.key),
             retain: first.map_or(Duration::ZERO, |event| event.retain),
+            time: time_for(events.iter().map(|event| event.delivery.body().len()).sum()),
         }
     }
 
@@ -613,7 +617,8 @@ impl AcceptEvents for Spooled {
             Way::Queue(direct) => direct,
         };
         let accepting = shared.queue.accept.accept(Arc::clone(&events), take);
-        let error = match within(shared.spool.accept_within, accepting).await {
+        let limit = shared.spool.accept_within + it.time;
+        let error = match within(limit, accepting).await {
             Ok(accepted) => {
                 shared.accepted(&it, &accepted).await;
                 return Ok(accepted);

@@ -73,7 +73,7 @@ pub use self::recent::{Minute, Problem, Recent};
 pub(crate) use self::request::Asked;
 pub(crate) use self::short::Short;
 pub use self::silence::{Silence, Silent};
-pub(crate) use self::span::DeliverySpan;
+pub(crate) use self::span::{DeliverySpan, item_span};
 pub use self::tally::{Count, CountsOf, Sample, Series, minute_of};
 pub(crate) use self::tally::{Kept, Sums};
 pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};

@@ -37,6 +37,30 @@ fn has_attributes() -> bool {
     enabled!(target: "tower_webhook::opentelemetry", Level::TRACE)
 }
 
+/// The span of an item of a delivery, in that of the delivery.
+pub(crate) fn item_span(item: &RawDelivery) -> Span {
+    let span = info_span!(
+        "item",
+        item = Empty,
+        kind = Empty,
+        key = Empty,
+        attempt = Empty
+    );
+    if !span.is_disabled() {
+        if let Some(place) = item.item() {
+            span.record("item", display(place));
+        }
+        span.record("kind", Short(item.kind()).to_string());
+        if let Some(key) = item.key() {
+            span.record(
+                "key",
+                display(Short(key.as_bytes().escape_ascii()).to_string()),
+            );
+        }
+    }
+    span
+}
+
 impl DeliverySpan {
     /// Creates the span of a request with these headers at a route.
     pub(crate) fn new(headers: &HeaderMap, route: &RouteName) -> Self {

@@ -26,7 +26,7 @@ use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
-use crate::signature::{MAX_BUFFERED, Secrets, Signature, SignatureLayer};
+use crate::signature::{MAX_BUFFERED, Secrets, Signature, SignatureLayer, Verifier};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -128,6 +128,31 @@ impl Webhooks {
     /// [`Routes::handle`](crate::Routes::handle).
     pub fn without_secrets() -> Self {
         Self::with(None)
+    }
+
+    /// Verifies with a [`Verifier`], for a sender that no description fits: [`Twilio`](crate::signature::Twilio),
+    /// [`Mailgun`](crate::signature::Mailgun), or one of your own. It has the secrets, and takes the place of
+    /// [`sender`](Self::sender).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::signature::Twilio;
+    /// use tower_webhook::{EventRouter, Secret, Webhooks};
+    ///
+    /// let twilio = Twilio::new("https://example.com/twilio", Secret::new("the auth token")?)?;
+    /// let (webhooks, running) = Webhooks::verified_by(twilio)?.start(EventRouter::new())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Description`] when its [name](Verifier::name) is none of 1 to 64 letters, digits, `-`, `_` and `.`.
+    pub fn verified_by(verifier: impl Verifier) -> Result<Self, ConfigError> {
+        let verifier: Arc<dyn Verifier> = Arc::new(verifier);
+        let (policy, guard) = (verifier.policy(), verifier.needs_replay_guard());
+        let sender = Sender::of_verifier(verifier.name(), policy, guard)?;
+        Ok(Self::with(Some(SignatureLayer::by(verifier))).sender(sender))
     }
 
     fn with(signature: Option<SignatureLayer>) -> Self {
@@ -651,7 +676,6 @@ impl Settings {
             limits: Limits::new(&self.given, Defaults::INBOX)?,
             given: self.given.clone(),
             lane_of: LaneOf::new(&self.sender, self.lane_by.clone()),
-            batches: (self.sender.has_batches()).then(|| self.sender.clone()),
             reject_changed_bodies: self.rules.reject_changed_bodies,
             replay_guard: self.replay_guard(),
             max_waiting: (self.signature.as_ref())

@@ -58,3 +58,5 @@ mod senders;
 mod spool;
 #[cfg(feature = "receiver")]
 mod texts;
+#[cfg(feature = "receiver")]
+mod verified;

@@ -150,8 +150,9 @@ async fn a_delivery_that_comes_again_stores_what_is_missing() {
 
     let place = Place::new(MemoryQueue::new(), json!({}));
     let equal = r#"{"events":[{"type":"tick"},{"type":"tick"},{"type":"tock"}]}"#;
-    for (key, replays) in [("a", false), ("a", true), ("b", false)] {
-        let response = send(&place.service, place.request(key, equal)).await;
+    let more = format!("{equal} ");
+    for (key, body, replays) in [("a", equal, false), ("a", equal, true), ("b", &more, false)] {
+        let response = send(&place.service, place.request(key, body)).await;
         match replays {
             true => response.assert_replayed(),
             false => response.assert_ok(),
@@ -241,11 +242,10 @@ async fn more_items_than_are_taken_apart_are_one_dead_letter() {
     }
 }
 
-/// The key of a delivery is not signed, the keys of items are.
+/// The key of a delivery is not signed, so that its body is guarded. The keys of items are.
 #[tokio::test]
 async fn the_body_of_a_delivery_is_guarded_and_no_item() {
-    let guarded = |webhooks: Webhooks| webhooks.replay_guard();
-    let place = Place::with(MemoryQueue::new(), acme(json!({})), guarded);
+    let place = Place::new(MemoryQueue::new(), json!({}));
     let own = r#"{"events":[{"id":1,"type":"t"},{"id":2,"type":"t"}]}"#;
     place.send(own).await.assert_ok();
     place.send(own).await.assert_replayed();
@@ -257,7 +257,7 @@ async fn the_body_of_a_delivery_is_guarded_and_no_item() {
         .await
         .assert_replayed();
     let copied = send(&place.service, place.request("b", made)).await;
-    copied.assert_problem(409, "body-replayed");
+    copied.assert_problem(422, "body-replayed");
     // An item may come again in another delivery.
     place.send(r#"{"events":[{"type":"t"}]}"#).await.assert_ok();
     assert_eq!(place.records().await.len(), 5);
@@ -298,4 +298,23 @@ async fn a_full_backlog_refuses_a_batch_whole() {
     full.send(more).await.assert_problem(503, "backlog-full");
     full.send(first).await.assert_replayed();
     assert_eq!(full.records().await.len(), 2);
+}
+
+#[tokio::test]
+async fn event_types_are_kept_by_item() {
+    let only = |webhooks: Webhooks| webhooks.keep_only([EventKind::from_static("opened")]);
+    let place = Place::with(MemoryQueue::new(), acme(json!({"kind": "/type"})), only);
+    let item = |id: u8, kind| format!(r#"{{"id":{id},"type":"{kind}"}}"#);
+    let of = |items: &[String]| format!(r#"{{"type":"t","events":[{}]}}"#, items.join(","));
+    let both = of(&[item(1, "closed"), item(2, "opened"), "17".to_owned()]);
+    place.send(&both).await.assert_ok();
+    place.send(&of(&[item(3, "closed")])).await.assert_ok();
+    place.send(&item(4, "closed")).await.assert_ok();
+    let records = place.records().await;
+    assert_eq!(bodies(&records), [&*item(2, "opened"), "17"]);
+    let numbers: Vec<_> = records
+        .iter()
+        .map(|record| record.item.as_ref().unwrap().to_string())
+        .collect();
+    assert_eq!(numbers, ["item 2 of 3", "item 3 of 3"]);
 }

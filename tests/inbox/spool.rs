@@ -1,5 +1,6 @@
 //! The spool: a queue in memory behind it that is away, hangs, loses answers, and is replaced.
 
+mod batches;
 mod doubts;
 mod lanes;
 
@@ -18,13 +19,13 @@ use http_body_util::Full;
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::inbox::{Works, event, states, webhooks};
 use support::log::Log;
-use support::queue::{Calls, unless};
+use support::queue::{Calls, new_event, unless};
 use support::scratch::Scratch;
 use support::{SECOND, eventually, lock};
 use tokio::task::spawn_blocking;
 use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, Lane, NewEvent, Tables, Take, Tuning};
+use tower_webhook::inbox::internal::{self, Accepted, Lane, NewEvent, Tables, Take, Tuning};
 use tower_webhook::inbox::{
     Action, By, EventId, EventRecord, EventState, EventSummary, Filter, Inbox, Page, Queue, Which,
 };
@@ -32,7 +33,7 @@ use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 use tower_webhook::store::{EventKey, OpenErrorKind, Store, StoreError, StoreErrorKind};
-use tower_webhook::{Delivery, EventRouter, Receiver, Running, Webhooks};
+use tower_webhook::{Delivery, EventRouter, Item, Receiver, Running, Webhooks};
 use tracing::Level;
 
 /// The chat of events that the queue behind never stores, and of those that no queue could store.
@@ -297,6 +298,10 @@ impl Desk {
         let listed = self.remote.memory().list(&Filter::default(), page).await;
         listed.unwrap().events
     }
+}
+
+fn of<'a>(all: &'a [(String, usize, bool)], chat: &str) -> Vec<&'a (String, usize, bool)> {
+    all.iter().filter(|(of, ..)| of == chat).collect()
 }
 
 fn seen(chat: &str, number: usize, was_spooled: bool) -> (String, usize, bool) {

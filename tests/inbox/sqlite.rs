@@ -7,7 +7,10 @@ use std::fs;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::suite::{self, Harness, full_inboxes_know_what_was_handled_inline};
+use crate::suite::{
+    self, Harness, batches_wait_for_what_is_handled_inline,
+    full_inboxes_know_what_was_handled_inline,
+};
 use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
@@ -64,6 +67,7 @@ async fn a_full_inbox_knows_what_its_store_handled() {
     let scratch = Scratch::new();
     let store = SqliteStore::open(scratch.path()).unwrap();
     let queue = SqliteQueue::with_store(&store);
+    batches_wait_for_what_is_handled_inline(store.clone(), queue.clone()).await;
     full_inboxes_know_what_was_handled_inline(store, queue).await;
 }
 

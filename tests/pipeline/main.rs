@@ -1,6 +1,7 @@
 //! The layers and the router. These tests need Rust alone.
 
 mod answers;
+mod batches;
 #[cfg(feature = "moka")]
 mod bodies;
 #[cfg(feature = "moka")]
@@ -8,6 +9,7 @@ mod builder;
 mod cancellation;
 mod compile_errors;
 mod decision;
+mod explained;
 mod extractor;
 #[cfg(feature = "moka")]
 mod kept;
@@ -22,3 +24,4 @@ mod sockets;
 mod telemetry;
 mod tower_http;
 mod tracing;
+mod verifiers;

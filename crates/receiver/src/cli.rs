@@ -46,12 +46,13 @@ pub(crate) enum Command {
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
     /// WEBHOOK_SECRET_FILE, and so on. That of an option without a value is true or false.
     Run(args::Options),
-    /// Sign a sample event like the chat platform, and send it to a receiver
+    /// Sign a sample event like the chat platform or another sender, and send it to a receiver
     ///
-    /// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
+    /// Prints what it sent, and the status and latency of each delivery: of the first one, all of the request as `receiver
+    /// senders verify` reads it, without a token. The exit code is 0 if all were accepted, and 1 if any
     /// was refused or failed.
     Send(send::Options),
-    /// List the senders whose deliveries a receiver can verify, or show how one is described
+    /// List the senders whose deliveries a receiver can verify, show how one is described, or judge a captured request
     Senders(senders::Options),
     /// Open everything that `run` would open with the same options and variables, and exit
     ///

@@ -90,7 +90,7 @@ pub(crate) fn init_warnings() {
 }
 
 /// The outcomes of requests that were not verified, which anybody can cause.
-const UNVERIFIED: [&str; 9] = [
+const UNVERIFIED: [&str; 10] = [
     "body-timeout",
     "body-too-large",
     "disconnected",
@@ -100,6 +100,7 @@ const UNVERIFIED: [&str; 9] = [
     "malformed-body",
     "method-not-allowed",
     "overloaded",
+    "verifier-failed",
 ];
 
 /// A challenge that proves nothing, if its span has no kind.

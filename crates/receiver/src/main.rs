@@ -11,6 +11,7 @@
 mod activity;
 mod app;
 mod args;
+mod captured;
 mod check;
 mod cli;
 mod config;
@@ -45,6 +46,7 @@ mod senders;
 mod store;
 mod telemetry;
 mod text;
+mod verify;
 mod watched;
 
 use std::io;
@@ -86,7 +88,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             block_on(check::check(&options))
         }
         Command::Send(options) => block_on(send::send(options)),
-        Command::Senders(options) => senders::run(&options),
+        Command::Senders(options) => senders::run(options),
         Command::Inbox(options) => {
             log::init_warnings();
             block_on(inbox::run(options))

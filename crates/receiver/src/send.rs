@@ -1,4 +1,4 @@
-//! Signs deliveries like the platform and sends them to a receiver.
+//! Signs deliveries like the platform or another sender, and sends them to a receiver.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,14 +17,12 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use serde_json::json;
 use tokio::time::timeout;
-use tower_webhook::event::sample;
-use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
+use tower_webhook::{ConfigError, EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 
 use crate::cli::misused;
 use crate::senders::{Which, first_line};
-use crate::text::chain;
+use crate::text::{chain, is_control, printable};
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -36,8 +34,8 @@ pub(crate) struct Options {
     ///
     /// Every user of this machine can read it in the list of processes: pass a secret that matters in the
     /// environment variable or by --secret-file.
-    #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
-    secret: Option<Secret>,
+    #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = Given::new)]
+    secret: Option<Given>,
 
     /// A file whose first line is the receiver's secret, such as that of `run --secret-file`
     ///
@@ -51,8 +49,8 @@ pub(crate) struct Options {
 
     /// Send this file instead of a sample; `-` is standard input
     ///
-    /// The sample of another kind or sender is {"id":…,"type":…} with the key and the kind: where a sender has them
-    /// elsewhere in the body, it is refused.
+    /// The sample of another kind or sender is an object with the key and the kind where that sender has them, and another
+    /// one for each key.
     #[arg(long, value_name = "FILE")]
     body: Option<String>,
 
@@ -88,6 +86,20 @@ pub(crate) struct Options {
     verbose: bool,
 }
 
+/// A secret and its text, which some senders send.
+#[derive(Clone)]
+struct Given {
+    text: String,
+    secret: Secret,
+}
+
+impl Given {
+    fn new(text: &str) -> Result<Self, ConfigError> {
+        let (text, secret) = (text.to_owned(), Secret::new(text)?);
+        Ok(Self { text, secret })
+    }
+}
+
 /// How many deliveries are printed by default.
 const LINES: u64 = 20;
 
@@ -103,7 +115,7 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     let mut summary = Summary::default();
     while let Some(answer) = answers.next().await {
         if answer.number <= LINES || all_lines {
-            writeln!(io::stdout(), "{answer}")?;
+            write!(io::stdout(), "{answer}\n{}", answer.sent)?;
         }
         summary.add(answer);
     }
@@ -118,18 +130,20 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
 
 struct Sending {
     client: Client<HttpConnector, Full<Bytes>>,
-    /// The request without headers.
-    request: Request<Full<Bytes>>,
+    url: Uri,
     sender: Sender,
-    secret: Secret,
-    /// What is signed, without the key.
-    delivery: RawDelivery,
+    given: Given,
+    kind: EventKind,
+    /// In place of a sample.
+    body: Option<Bytes>,
     key: Key,
+    tamper: bool,
     timeout: Duration,
 }
 
 enum Key {
-    None,
+    /// A sample has it nevertheless where its sender has it in the body.
+    None(String),
     Same(HeaderValue),
     /// This prefix and the number of the delivery.
     Each(String),
@@ -143,15 +157,15 @@ fn random() -> anyhow::Result<String> {
 
 impl Sending {
     fn new(args: Options) -> anyhow::Result<Self> {
-        let secret = match (&args.secret_file, args.secret) {
-            (Some(file), _) => first_line(file).and_then(|line| Ok(Secret::new(line)?)),
-            (None, Some(secret)) => Ok(secret),
+        let given = match (&args.secret_file, args.secret) {
+            (Some(file), _) => first_line(file).and_then(|line| Ok(Given::new(&line)?)),
+            (None, Some(given)) => Ok(given),
             (None, None) => misused(
                 "the following required argument was not provided:\n  --secret <SECRET>\n\n\
                  The environment variable WEBHOOK_SECRET, or a --secret-file, may contain it instead.",
             ),
         };
-        let secret = secret.unwrap_or_else(|error| misused(chain(error.as_ref())));
+        let given = given.unwrap_or_else(|error| misused(chain(error.as_ref())));
         if args.which.is_platform() && !EventKind::ALL.contains(&args.event) {
             let known = EventKind::ALL;
             let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
@@ -161,69 +175,77 @@ impl Sending {
                 known.join(", ")
             );
         }
-        let random = random()?;
-        let mut body = match &args.body {
-            None => match sample(&args.event).filter(|_| args.which.is_platform()) {
-                Some(sample) => sample.to_owned(),
-                None => {
-                    let id = args.key.as_ref().and_then(|key| key.to_str().ok());
-                    let id = id.unwrap_or(&random);
-                    json!({ "id": id, "type": args.event.as_str() }).to_string()
-                }
-            }
-            .into_bytes(),
-            Some(file) => read(file).unwrap_or_else(|error| {
-                let message = format!("the body `{file}` cannot be read: {error}");
-                misused(message)
-            }),
-        };
-        let delivery = RawDelivery::new(args.event, body.clone());
-        if args.tamper {
-            body.push(b' ');
-        }
-
+        let body = args.body.as_deref().map(|file| {
+            let body = read(file).unwrap_or_else(|error| {
+                misused(format!("the body `{file}` cannot be read: {error}"))
+            });
+            Bytes::from(body)
+        });
         let key = match args.key {
-            _ if args.no_key => Key::None,
+            _ if args.no_key => Key::None(random()?),
             Some(key) => Key::Same(key),
-            None => Key::Each(random),
+            None => Key::Each(random()?),
         };
-        let request = Request::post(args.url).body(Full::from(body))?;
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build_http(),
-            request,
+            url: args.url,
             sender: args.which.sender(),
-            secret,
-            delivery,
+            given,
+            kind: args.event,
+            body,
             key,
+            tamper: args.tamper,
             timeout: Duration::from_secs(args.timeout),
         })
     }
 
     async fn deliver(&self, number: u64) -> Answer {
-        let mut request = self.request.clone();
-        let key = match &self.key {
-            Key::None => None,
-            Key::Same(key) => Some(Ok(key.clone())),
-            Key::Each(start) => Some(HeaderValue::try_from(format!("{start}-{number}"))),
-        };
-        let key = key.and_then(Result::ok).and_then(IdempotencyKey::new);
-        let delivery = self.delivery.clone().with_key(key);
+        let signed = self.signed(number);
         let started = Instant::now();
-        let outcome = match self.sender.sign(&self.secret, &delivery) {
-            Ok(headers) => {
-                *request.headers_mut() = headers;
+        let mut sent = String::new();
+        let outcome = match signed {
+            Ok(request) => {
+                sent = shown(&request, number);
+                let request = request.map(Full::from);
                 let answered = timeout(self.timeout, self.exchange(request)).await;
                 answered.unwrap_or_else(|_| {
                     Err(anyhow::anyhow!("no response within {:?}", self.timeout))
                 })
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         };
         Answer {
             number,
+            sent,
             outcome: outcome.map_err(|error| format!("{error:#}")),
             took: started.elapsed(),
         }
+    }
+
+    /// The request of a delivery.
+    fn signed(&self, number: u64) -> anyhow::Result<Request<Bytes>> {
+        let key = match &self.key {
+            Key::Same(key) => key.clone(),
+            Key::None(start) | Key::Each(start) => format!("{start}-{number}").try_into()?,
+        };
+        let key = IdempotencyKey::new(key).context("the key is empty")?;
+        let delivery = match &self.body {
+            Some(body) => RawDelivery::new(self.kind.clone(), body.clone()).with_key(key),
+            None => self.sender.sample(&self.kind, &key)?,
+        };
+        let delivery = match self.key {
+            Key::None(_) => delivery.with_key(None),
+            _ => delivery,
+        };
+        let mut headers = self.sender.sign(&self.given.secret, &delivery)?;
+        headers.extend(self.sender.token(&self.given.text));
+        let mut body = delivery.body().to_vec();
+        if self.tamper {
+            body.push(b' ');
+        }
+        let mut request = Request::post(self.url.clone()).body(body.into())?;
+        *request.headers_mut() = headers;
+        Ok(request)
     }
 
     /// Returns the status and detail of the response.
@@ -255,8 +277,36 @@ struct Problem {
     detail: String,
 }
 
+/// The longest body that is printed.
+const LONGEST: usize = 4096;
+
+/// What is printed of a request: all of the first one, as `senders verify` reads it.
+fn shown(request: &Request<Bytes>, number: u64) -> String {
+    let (headers, body) = (request.headers(), request.body());
+    let length = body.len();
+    let target = request.uri().path_and_query().map_or("/", |it| it.as_str());
+    if number > 1 {
+        return format!("> {} {target} with {length} bytes\n", request.method());
+    }
+    let mut shown = format!("> {} {target} HTTP/1.1\n", request.method());
+    for (name, value) in headers {
+        let value = match value.is_sensitive() {
+            true => "…".into(),
+            false => String::from_utf8_lossy(value.as_bytes()),
+        };
+        shown += &format!("> {name}: {}\n", printable(&value));
+    }
+    shown += &format!("> content-length: {length}\n>\n");
+    let is_shown =
+        |it: &&str| length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char));
+    let text = str::from_utf8(body).ok().filter(is_shown);
+    shown + text.unwrap_or("(a body that is not printed)") + "\n"
+}
+
 struct Answer {
     number: u64,
+    /// What is printed of its request, in lines.
+    sent: String,
     outcome: Result<(StatusCode, String), String>,
     took: Duration,
 }

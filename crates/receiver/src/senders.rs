@@ -27,6 +27,15 @@ enum Command {
         /// One of the names that `receiver senders` lists
         name: String,
     },
+    /// Judge a captured request, and say step by step what is right and what is not
+    ///
+    /// Names the header and the element, says what was signed, how far the time is off, and if the signature is wrong, what
+    /// would have been right: another form of the secret, a changed line end. No secret is printed, of a signature only the start,
+    /// and of the body only its length and digest.
+    ///
+    /// The exit code is 0 if the request is accepted, 1 if it is refused, and 2 if the arguments are invalid, or the
+    /// request or a secret cannot be read.
+    Verify(crate::verify::Options),
 }
 
 /// The sender that a command is for.
@@ -165,9 +174,10 @@ pub(crate) fn first_line(file: &Path) -> anyhow::Result<String> {
     Ok(line.to_owned())
 }
 
-pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
-    match &options.command {
-        Some(Command::Show { name }) => show(name),
+pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
+    match options.command {
+        Some(Command::Show { name }) => show(&name),
+        Some(Command::Verify(options)) => crate::verify::verify(options),
         None => print(),
     }
 }

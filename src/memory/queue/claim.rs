@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::{Due, FOREVER, MemoryQueue, Place, Ready, State};
 use crate::delivery::RawDelivery;
 use crate::inbox::event::{EventId, EventLease, Kinds, Share, Take, TakenEvent, UNCOUNTED};
-use crate::inbox::queue::{ClaimEvents, Claims};
+use crate::inbox::queue::{BYTES_OF_CLAIM, ClaimEvents, Claims};
 use crate::route::EventType;
 use crate::store::{Fence, StoreError};
 
@@ -130,6 +130,7 @@ impl State {
             }
         }
         let named = named(of);
+        let mut bytes = 0;
         let next = loop {
             let ready = types(&self.ready, named.as_deref()).map(|ready| (false, ready));
             let suspect = types(&self.suspects, named.as_deref()).map(|ready| (true, ready));
@@ -144,13 +145,16 @@ impl State {
             });
             let firsts: Vec<_> = firsts.collect();
             let due_now = firsts.iter().filter(|(_, _, due, ..)| *due <= self.now);
-            let first = due_now.min().filter(|_| claims.events.len() < limit);
+            let first = due_now
+                .min()
+                .filter(|_| claims.events.len() < limit && bytes < BYTES_OF_CLAIM);
             let Some((.., id, share)) = first.copied() else {
                 break firsts.into_iter().map(|(_, _, due, ..)| due).min();
             };
             let taken = self.take(id, &of[share].take);
             suspects -= usize::from(taken.crashes > 0);
             busy[share] += 1;
+            bytes += taken.delivery.body().len();
             claims.events.push(taken);
         };
         let later = later

@@ -144,6 +144,9 @@ DECLARE
     c_slack CONSTANT bigint := 3000000;
     -- So many kinds are visited without a look at which have work: it would read deleted rows, too.
     c_few CONSTANT bigint := 100;
+    -- As `BYTES_OF_CLAIM`.
+    c_bytes CONSTANT bigint := 8388608;
+    v_bytes bigint := 0;
     v_now bigint := {schema}.micros();
     v_shortest bigint;
     v_longest bigint;
@@ -285,8 +288,10 @@ BEGIN
             -- Of one that cannot be read, too.
             SELECT v_head.seq, v_head.lane, v_head.crashes INTO o_seq, o_place, o_crashes;
             RETURN NEXT;
+            v_bytes := v_bytes + coalesce(octet_length(o_body), 0);
+            EXIT WHEN v_bytes >= c_bytes;
         END LOOP;
-        EXIT WHEN NOT v_again;
+        EXIT WHEN NOT v_again OR v_bytes >= c_bytes;
     END LOOP;
 
     -- The floor is below all that was left. The next time is that of routes which may have more attempts.

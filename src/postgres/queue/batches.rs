@@ -31,8 +31,14 @@ const LINGER: Duration = Duration::from_millis(1);
 const SLOW: Duration = Duration::from_millis(500);
 const MOST_SLOW: usize = 2;
 
+/// A call of this size is executed beside others from the start, as it takes long for sure.
+const LARGE: usize = LARGEST / 2;
+
 /// How much longer such a statement may take, and one whose callers have all given up. Its connection is closed then.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
+
+/// How much longer for each call, by its size.
+const PER_SIZE: Duration = Duration::from_millis(20);
 
 /// The interval at which locked rows are looked at.
 const PROBE: Duration = Duration::from_millis(100);
@@ -195,16 +201,27 @@ impl<C: Call> Batches<C> {
                 return;
             }
             before = jobs.len();
+            let size: usize = jobs.iter().map(|job| job.call.size()).sum();
             let mut answered = Box::pin(Arc::clone(&self).answer(jobs));
-            if timeout(SLOW, &mut answered).await.is_ok() {
+            let patience = match size {
+                LARGE.. => Duration::ZERO,
+                _ => SLOW,
+            };
+            if timeout(patience, &mut answered).await.is_ok() {
                 continue;
             }
             // It may be on a dead connection. The next calls get another connection.
-            let answered = timeout(GRACE, answered);
+            let grace = GRACE + PER_SIZE * u32::try_from(size).unwrap_or(u32::MAX);
+            let answered = timeout(grace, answered);
             match Arc::clone(&self.slow).try_acquire_owned() {
-                Ok(permit) => drop(tokio::spawn(async move {
-                    let _ = answered.await;
-                    drop(permit);
+                Ok(permit) => drop(tokio::spawn({
+                    let batches = Arc::clone(&self);
+                    async move {
+                        let _ = answered.await;
+                        drop(permit);
+                        // A large call may have waited for it.
+                        batches.start();
+                    }
                 })),
                 Err(_) => drop(answered.await),
             }
@@ -226,7 +243,12 @@ impl<C: Call> Batches<C> {
                 continue;
             }
             let added = job.call.size();
-            if size > 0 && size + added > state.largest {
+            // The others go on beside it.
+            if added >= LARGE && self.slow.available_permits() == 0 {
+                aside.extend(state.waiting.pop_front());
+                continue;
+            }
+            if size > 0 && (size + added > state.largest || added >= LARGE) {
                 break;
             }
             if let Some(of) = job.call.kinds() {

@@ -4,9 +4,8 @@ use std::slice;
 
 use serde::Deserialize;
 
-use super::{Around, Batch, Keep, Key, Kind, MOST_PATHS, Path, Reaches, Step};
+use super::paths::{Around, Batch, Keep, Key, Kind, MOST_PATHS, Path, Reaches, Step};
 use crate::event::EventKind;
-use crate::sender::places::{First, KeyField};
 use crate::sender::pointer::{Pointer, Pointers};
 
 #[derive(Deserialize)]
@@ -39,6 +38,29 @@ pub(in crate::sender) struct PathDescription {
     order: Option<First>,
     #[serde(default)]
     keep: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "use a JSON pointer, `digest`, or `{ join = [...] }` with several pointers"
+)]
+enum KeyField {
+    One(String),
+    Joined(Joined),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Joined {
+    join: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "use a JSON pointer, or a list of them")]
+enum First {
+    One(String),
+    Several(Vec<String>),
 }
 
 #[derive(Deserialize)]

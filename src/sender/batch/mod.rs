@@ -2,96 +2,21 @@
 
 mod cursor;
 mod describe;
+mod paths;
 mod read;
 mod split;
 #[cfg(test)]
 mod tests;
 
-use bytes::Bytes;
 use serde::de::IgnoredAny;
 
 pub(super) use self::describe::BatchDescription;
+pub(super) use self::paths::Batch;
+pub(crate) use self::read::Part;
 use self::read::Reader;
 use self::split::{MOST_ITEMS, Stop, split};
-use super::Sender;
-use super::pointer::{Pointer, Pointers};
-use crate::delivery::{IdempotencyKey, Item, RawDelivery};
-use crate::event::EventKind;
-
-/// Where the items of a delivery are, and what is read of them.
-#[derive(Clone, Debug)]
-pub(crate) struct Batch {
-    /// At most [`MOST_PATHS`].
-    paths: Vec<Path>,
-    /// The number of pointers into what is around an item, each of which has a place in the reader's memory.
-    around: usize,
-}
-
-/// The most paths: a set of them is one byte.
-const MOST_PATHS: usize = 8;
-
-#[derive(Clone, Debug)]
-struct Path {
-    /// The last one is [`Step::Each`].
-    steps: Vec<Step>,
-    key: Key,
-    kind: Kind,
-    /// `None` for that of the delivery.
-    order: Option<Reaches>,
-    keep: Vec<Keep>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Step {
-    /// The value of this name in an object.
-    Name(String),
-    /// Each element of an array.
-    Each,
-}
-
-#[derive(Clone, Debug)]
-enum Key {
-    /// One is made of the delivery's key and the item.
-    None,
-    /// The item's digest.
-    Digest,
-    /// Several are one key together.
-    Parts(Vec<Reaches>),
-}
-
-#[derive(Clone, Debug)]
-enum Kind {
-    /// That of the delivery.
-    Delivery,
-    Constant(EventKind),
-    Read(Reaches),
-}
-
-/// Pointers of a field: each into the item, or into what is around it.
-#[derive(Clone, Debug)]
-struct Reaches {
-    pointers: Pointers,
-    /// For each of the pointers. `None` for one into the item.
-    around: Vec<Option<Around>>,
-}
-
-/// What a pointer after `^` is read in.
-#[derive(Clone, Copy, Debug)]
-struct Around {
-    /// How many arrays of the path are around it: 0 is the body.
-    level: usize,
-    /// Its place in the reader's memory.
-    memory: usize,
-}
-
-/// What is kept of the envelope.
-#[derive(Clone, Debug)]
-struct Keep {
-    /// The pointer's last name, as JSON.
-    name: String,
-    around: Around,
-    pointer: Pointer,
-}
+use super::pointer::Pointers;
+use crate::delivery::RawDelivery;
 
 /// What the events of a delivery are.
 #[derive(Debug)]
@@ -104,53 +29,10 @@ pub(crate) enum Parts {
     Items(Vec<Part>),
 }
 
-/// An item of a delivery.
-#[derive(Debug)]
-pub(crate) struct Part {
-    /// A slice of the body that was signed.
-    pub(crate) body: Bytes,
-    /// Or why the item cannot be read: it is no object, its event type is missing, or its key is none. The reason quotes
-    /// nothing of the item.
-    pub(crate) kind: Result<EventKind, String>,
-    /// Its own. If it has none: the digest of the delivery's key (else of the body), of the item, and of its number among
-    /// equal items. Items of one delivery may have equal keys, of which the first counts.
-    pub(crate) key: IdempotencyKey,
-    /// Whether it is the item's own, which is signed.
-    pub(crate) has_own_key: bool,
-    /// What it has in common with events that it must not overtake: if its path does not say it, that of the delivery.
-    pub(crate) order: Option<String>,
-    /// A JSON object of at most 4,096 bytes: what its description keeps of what is around it. Items share it.
-    pub(crate) kept: Option<Bytes>,
-}
-
-impl Part {
-    /// Returns the item as a delivery of its own, with its place in this one. An item that cannot be read has the event type of
-    /// the delivery.
-    pub(crate) fn delivery(&self, of: &RawDelivery, item: Item) -> RawDelivery {
-        let kind = self.kind.as_ref().unwrap_or(of.kind()).clone();
-        let item = match &self.kept {
-            Some(kept) => item.keep(kept.clone()),
-            None => item,
-        };
-        RawDelivery::received(kind, Some(self.key.clone()), self.body.clone())
-            .with_route(of.route().clone())
-            .with_headers(of.headers().clone())
-            .with_item(item)
-    }
-}
-
-impl Sender {
-    /// Whether a delivery may have several events.
-    pub(crate) fn has_batches(&self) -> bool {
-        self.described.batch.is_some()
-    }
-
+impl Batch {
     /// Returns the events of a verified delivery. It takes memory for each item and each element around one, however deep
-    /// the body is nested.
-    pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
-        let Some(batch) = self.described.batch.as_deref() else {
-            return Parts::Whole;
-        };
+    /// the body is nested. `order` is that of the delivery.
+    pub(super) fn parts(&self, order: &Pointers, delivery: &RawDelivery) -> Parts {
         let Ok(json) = str::from_utf8(delivery.body()) else {
             return Parts::Whole;
         };
@@ -158,7 +40,7 @@ impl Sender {
         if serde_json::from_str::<IgnoredAny>(json).is_err() {
             return Parts::Whole;
         }
-        let places = match split(json, &batch.paths) {
+        let places = match split(json, &self.paths) {
             Ok(places) => places,
             Err(Stop::Whole) => return Parts::Whole,
             Err(Stop::TooMany) => {
@@ -169,7 +51,7 @@ impl Sender {
                 return Parts::TooMany;
             }
         };
-        let mut reader = Reader::new(self, batch, delivery, json, &places.frames);
+        let mut reader = Reader::new(self, order, delivery, json, &places.frames);
         let parts = places.items.iter().map(|place| reader.part(place));
         Parts::Items(parts.collect())
     }

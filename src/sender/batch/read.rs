@@ -9,15 +9,47 @@ use http::HeaderValue;
 use sha2::{Digest, Sha256};
 
 use super::cursor::Cursor;
+use super::paths::{Around, Batch, Keep, Key, Kind, Path, Reaches};
 use super::split::{Frame, Place};
-use super::{Around, Batch, Keep, Key, Kind, Part, Path, Reaches};
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::event::EventKind;
-use crate::sender::pointer::{Found, Pointer, Unclear};
-use crate::sender::{LONGEST_KEY, Sender, joined};
+use crate::sender::key;
+use crate::sender::pointer::{Found, Pointer, Pointers, Unclear};
 
 /// The most that is kept of what is around an item, in bytes.
 const MOST_KEPT: usize = 4096;
+
+/// An item of a delivery.
+#[derive(Debug)]
+pub(crate) struct Part {
+    /// A slice of the body that was signed.
+    pub(crate) body: Bytes,
+    /// Or why the item cannot be read: it is no object, its event type is missing, or its key is none. The reason quotes
+    /// nothing of the item.
+    pub(crate) kind: Result<EventKind, String>,
+    /// Its own. If it has none: the digest of the delivery's key (else of the body), of the item, and of its number among
+    /// equal items. Items of one delivery may have equal keys, of which the first counts.
+    pub(crate) key: IdempotencyKey,
+    /// Whether it is the item's own, which is signed.
+    pub(crate) has_own_key: bool,
+    /// What it has in common with events that it must not overtake: if its path does not say it, that of the delivery.
+    pub(crate) order: Option<String>,
+    /// A JSON object of at most 4,096 bytes: what its description keeps of what is around it. Items share it.
+    pub(crate) kept: Option<Bytes>,
+}
+
+impl Part {
+    /// Returns the item as a delivery of its own, with its place in this one. An item that cannot be read has the event
+    /// type of the delivery.
+    pub(crate) fn delivery(&self, of: &RawDelivery, item: Item) -> RawDelivery {
+        let kind = self.kind.as_ref().unwrap_or(of.kind()).clone();
+        let item = match &self.kept {
+            Some(kept) => item.keep(kept.clone()),
+            None => item,
+        };
+        of.part(kind, self.key.clone(), self.body.clone(), item)
+    }
+}
 
 /// Reads items in their order. What is around several of them is read once.
 pub(super) struct Reader<'a> {
@@ -42,8 +74,8 @@ pub(super) struct Reader<'a> {
 
 impl<'a> Reader<'a> {
     pub(super) fn new(
-        sender: &'a Sender,
         batch: &'a Batch,
+        order: &Pointers,
         delivery: &'a RawDelivery,
         json: &'a str,
         frames: &'a [Frame],
@@ -57,7 +89,7 @@ impl<'a> Reader<'a> {
             ranges: vec![None; batch.around],
             kept: vec![None; batch.paths.len()],
             has_warned: false,
-            order: sender.order_of(delivery.body()),
+            order: order.find_in_delivery(delivery.body()).ok().flatten(),
             origin: None,
             equal: HashMap::new(),
         }
@@ -130,14 +162,9 @@ impl<'a> Reader<'a> {
         }
         let key = match <[_; 1]>::try_from(texts) {
             Ok([only]) => only,
-            Err(several) => Cow::Owned(joined(&several).map_err(|error| error.to_string())?),
+            Err(several) => key::joined(&several).into(),
         };
-        if key.len() > LONGEST_KEY {
-            return Err("its key has more than 1,024 bytes".to_owned());
-        }
-        let value = HeaderValue::from_bytes(key.as_bytes());
-        let value = value.map_err(|_| "its key has control characters".to_owned())?;
-        Ok(IdempotencyKey::new(value))
+        key::of(&key).map_err(str::to_owned)
     }
 
     /// The key of an item that has none of its own.

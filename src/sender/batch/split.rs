@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::cursor::Cursor;
-use super::{Path, Step};
+use super::paths::{Path, Step};
 
 /// The most items of a delivery.
 pub(super) const MOST_ITEMS: usize = 10_000;

@@ -7,7 +7,7 @@ use super::kinds::{self, Names};
 use super::row::{self, Work};
 use super::{SqliteQueue, lanes};
 use crate::inbox::event::{EventId, Share, Take, TakenEvent};
-use crate::inbox::queue::{ClaimEvents, Claims};
+use crate::inbox::queue::{BYTES_OF_CLAIM, ClaimEvents, Claims};
 use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, sql};
 use crate::store::StoreError;
@@ -100,7 +100,7 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
     let mut suspects = suspects;
     let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
     let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
-    let mut heads = Vec::new();
+    let (mut heads, mut bytes) = (Vec::new(), 0);
     let named = kinds::named(tx, of)?;
     for place in [Place::Ready, Place::Suspect] {
         // Kinds that nobody takes cost nothing, unless a worker takes what it does not name.
@@ -121,7 +121,8 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
         heads.retain(|(head, share)| {
             has_room(&busy, *share) && (head.place == Place::Ready || suspects > 0)
         });
-        let is_due = |at: &usize| heads[*at].0.due <= tx.now && claims.events.len() < limit;
+        let has_room = claims.events.len() < limit && bytes < BYTES_OF_CLAIM;
+        let is_due = |at: &usize| heads[*at].0.due <= tx.now && has_room;
         let first = (0..heads.len()).filter(is_due).min_by_key(|at| {
             let (head, share) = heads[*at];
             // A suspect was in progress before all that waits.
@@ -139,6 +140,7 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
         if let Some(taken) = lanes::take(tx, &work, kind, &of[share].take)? {
             suspects = suspects.saturating_sub((taken.crashes > 0).into());
             busy[share] += 1;
+            bytes += taken.delivery.body().len();
             claims.events.push(taken);
         }
         match Head::first(tx, head.place, head.kind)? {

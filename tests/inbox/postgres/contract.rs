@@ -3,7 +3,9 @@
 use std::error::Error;
 use std::time::Duration;
 
-use crate::suite::{self, full_inboxes_know_what_was_handled_inline};
+use crate::suite::{
+    self, batches_wait_for_what_is_handled_inline, full_inboxes_know_what_was_handled_inline,
+};
 use futures_util::future::join_all;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement};
@@ -46,6 +48,7 @@ async fn a_full_inbox_knows_what_its_store_handled() {
     let database = Database::create().await;
     let queue = database.queue().await;
     let store = PostgresStore::new(database.pool(2).await);
+    batches_wait_for_what_is_handled_inline(store.clone(), queue.clone()).await;
     full_inboxes_know_what_was_handled_inline(store, queue).await;
 }
 

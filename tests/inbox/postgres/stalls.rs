@@ -457,6 +457,39 @@ async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {
     assert_eq!(extended, [Some(true)]);
 }
 
+/// Another transaction has locked the first event of one of its chats.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_chat_delays_its_batch_and_no_other() {
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let queue = PostgresQueue::new(database.pool(8).await);
+    queue.migrate().await.unwrap();
+    accept(&queue, event(None, Some(1))).await;
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head WHERE lane = 1 FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let batch = |lanes: [i64; 3]| {
+        let events = lanes.map(|lane| event(None, Some(lane)));
+        let queue = queue.clone();
+        tokio::spawn(async move { queue.accept(events.into(), None).await.unwrap() })
+    };
+    let hanging = batch([11, 1, 12]);
+    for round in 0..20 {
+        let others = batch([100 + round, 200 + round, 12]);
+        let accepted = timeout(Duration::from_secs(2), others).await;
+        assert_eq!(accepted.expect("it waits").unwrap().len(), 3);
+    }
+    assert!(!hanging.is_finished());
+    transaction.rollback().await.unwrap();
+    let accepted = timeout(Duration::from_secs(2), hanging).await;
+    let accepted = accepted.expect("it waits although the row is free");
+    assert_eq!(accepted.unwrap().len(), 3);
+    let lane = "SELECT count(*) FROM tower_webhook.events WHERE lane IN (1, 11)";
+    assert_eq!(count(&pool, lane).await, 3);
+}
+
 /// Another transaction has locked the first events of two chats, which a person changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_a_locked_chat_wait_in_brief_statements() {

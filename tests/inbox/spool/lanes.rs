@@ -2,10 +2,6 @@
 
 use super::*;
 
-fn of<'a>(all: &'a [(String, usize, bool)], chat: &str) -> Vec<&'a (String, usize, bool)> {
-    all.iter().filter(|(of, ..)| of == chat).collect()
-}
-
 /// Lets this much simulated time pass, while the file is on a real disk.
 async fn pass(time: Duration) {
     const STEP: Duration = Duration::from_millis(100);

@@ -1,4 +1,4 @@
-//! Deliveries of several events.
+//! Deliveries of several events, and large ones.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use super::make::{chat, key, kind, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::internal::{
-    Accepted, Lane, NewEvent, Settled, Settlement, forget_all, in_delivery,
+    Accepted, BYTES_OF_CLAIM, Lane, NewEvent, Settled, Settlement, forget_all, in_delivery,
 };
 use tower_webhook::inbox::{By, EventId, EventState, EventSummary, Failure, Page};
 use tower_webhook::store::EventKey;
@@ -240,4 +240,23 @@ pub(crate) async fn largest_batches_are_accepted<H: Harness>(harness: &H) {
     let again = trial.accept_all(&events).await;
     assert_eq!(again.iter().filter(|it| is_duplicate(it)).count(), 10_000);
     assert_eq!(trial.claim(HELD, 200, 0).await.events.len(), 100);
+}
+
+/// A claim stops at an event that fills it, and the next one goes on.
+pub(crate) async fn claims_are_limited_by_bytes<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let body = vec![b' '; BYTES_OF_CLAIM / 2];
+    for _ in 0..5 {
+        let delivery = RawDelivery::new(trial.kind.clone(), body.clone());
+        let large = NewEvent {
+            delivery,
+            ..trial.event()
+        };
+        trial.accept(large).await;
+    }
+    let mut taken = Vec::new();
+    for _ in 0..3 {
+        taken.push(trial.claim(HELD, 9, 0).await.events.len());
+    }
+    assert_eq!(taken, [2, 2, 1], "the events of claims");
 }

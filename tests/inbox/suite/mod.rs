@@ -58,8 +58,8 @@ pub(crate) use self::attempts::{
     first_due_is_taken_first, wanted_events_are_taken,
 };
 pub(crate) use self::batches::{
-    first_items_are_taken, items_are_accepted_once, items_are_events, largest_batches_are_accepted,
-    refused_batches_leave_nothing, unreadable_items_are_dead,
+    claims_are_limited_by_bytes, first_items_are_taken, items_are_accepted_once, items_are_events,
+    largest_batches_are_accepted, refused_batches_leave_nothing, unreadable_items_are_dead,
 };
 pub(crate) use self::bulk::{
     bulk_changes_are_cancelled, steps_change_events_in_every_place,
@@ -85,7 +85,9 @@ pub(crate) use self::handlers::{
     absence_is_counted_while_others_are_there, handlers_are_noted, handlers_are_retired,
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
+pub(crate) use self::inline::{
+    batches_wait_for_what_is_handled_inline, full_inboxes_know_what_was_handled_inline,
+};
 pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
@@ -251,6 +253,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
     // They make many calls, which would delay the rules that measure time.
     in_turn! { harness,
         largest_batches_are_accepted
+        claims_are_limited_by_bytes
         headers_are_kept
         last_failures_are_shown
         failures_keep_their_durations

@@ -6,5 +6,6 @@ fn main() {
         raw,
         read: false,
         claimed: false,
+        may_have_items: false,
     };
 }

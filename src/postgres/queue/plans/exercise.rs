@@ -10,7 +10,7 @@ use sqlx::postgres::PgPool;
 
 use super::super::PostgresQueue;
 use super::super::database::Database;
-use crate::delivery::RawDelivery;
+use crate::delivery::{Item, RawDelivery};
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
@@ -137,6 +137,21 @@ impl Exercise {
             ..self.event(40, "dead")
         };
         self.accept(from_the_start, false).await;
+        let item = |number: u32| NewEvent {
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}")
+                .with_item(Item::new(number, 3).in_delivery(self.round.cast_signed())),
+            ..self.event(90 + u64::from(number), "batch")
+        };
+        // The second time, the guard is known.
+        for _ in 0..2 {
+            let items: Arc<[_]> = (1..4).map(item).collect();
+            let accepted = queue.accept.accept(items, Some(&take)).await.unwrap();
+            assert_eq!(accepted.len(), 3, "{accepted:?}");
+            if let Accepted::New { id, .. } = accepted[0] {
+                let record = queue.list.get(id).await.unwrap().unwrap();
+                assert_eq!(record.others.len(), 2);
+            }
+        }
         let new = NewEvent {
             delivery: RawDelivery::new(format!("kind-{}", self.round).parse().unwrap(), "{}"),
             ..self.event(41, "new")

@@ -3,9 +3,13 @@
 mod foreign;
 mod properties;
 
+use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
+use crate::sender::Sender;
 
 /// A sender with this `batch`, and these fields beside it.
 fn described(batch: &Value, beside: &Value) -> Result<Sender, String> {

@@ -3,8 +3,10 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
+use crate::delivery::Item;
+use crate::event::EventKind;
 use crate::inbox::handlers::{NewNote, Retired};
-use crate::inbox::queue::AcceptOne;
+use crate::inbox::queue::{AcceptEvents, AcceptOne};
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats};
@@ -104,6 +106,19 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             .accept_one(keyed(lane, 1000 + round), None)
             .await
             .unwrap();
+        if round % 50 == 0 {
+            let item = |number: u32| NewEvent {
+                delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}")
+                    .with_item(Item::new(number, 2).in_delivery(round.cast_signed())),
+                ..keyed(lane, 9000 + round + u64::from(number))
+            };
+            let accepted = queue.accept([item(1), item(2)].into(), None).await.unwrap();
+            let Accepted::New { id, .. } = accepted[0] else {
+                panic!("{accepted:?}");
+            };
+            let record = queue.get(id).await.unwrap().unwrap();
+            assert_eq!(record.others.len(), 1);
+        }
         if round % 20 == 0 {
             // A key that a store released.
             let key = id(5000 + round);

@@ -1,0 +1,91 @@
+//! Makes up a delivery, with type and key where its sender has them.
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+
+use super::scheme::{Place, Scheme};
+use super::{Algorithm, Sender};
+use crate::config::ConfigError;
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::event::{EventKind, sample};
+
+impl Sender {
+    /// Returns a made-up delivery for [`sign`](Self::sign): a JSON object with event type, key and time where this sender has
+    /// them in the body, or else as `type` and `id`, and the headers of a joined key. Bodies of different keys differ, except for the chat platform's kinds, which
+    /// have the payload of [`sample`].
+    ///
+    /// ```
+    /// use tower_webhook::{EventKind, Sender};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let key = "evt_1".parse()?;
+    /// let delivery = Sender::stripe().sample(&EventKind::from_static("invoice.paid"), &key)?;
+    /// assert_eq!(delivery.json()?, r#"{"id":"evt_1","type":"invoice.paid"}"#);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Sender`] when type and key cannot stand in one object where the description has them, or the key, which a
+    /// sender may have in the body, is not UTF-8.
+    pub fn sample(
+        &self,
+        kind: &EventKind,
+        key: &IdempotencyKey,
+    ) -> Result<RawDelivery, ConfigError> {
+        let scheme = &self.described().schemes()[0];
+        if let Some(payload) = sample(kind).filter(|_| self.is_chat_platform()) {
+            return Ok(RawDelivery::new(kind.clone(), payload).with_key(key.clone()));
+        }
+        let text = str::from_utf8(key.as_bytes());
+        let text = text.map_err(|_| self.is_wrong("a key in its body is UTF-8: use another"))?;
+        let mut body = Value::Object(Map::new());
+        let mut headers = HeaderMap::new();
+        let mut put = |place: &Place, value: Value| match place {
+            Place::Body(pointers) => pointers.put(&mut body, value),
+            _ => Some(()),
+        };
+        let mut placed = put(&scheme.kind, json!(kind.as_str()));
+        for part in &scheme.key {
+            placed = placed.and(put(part, json!(text)));
+            if let Place::Header(name) = part {
+                headers.insert(name, key.value().clone());
+            }
+        }
+        if let Some((pointers, now)) = scheme.time_in_body(self.now()) {
+            placed = placed.and(pointers.put(&mut body, now));
+        }
+        placed.ok_or_else(|| {
+            self.is_wrong("one of its pointers leads through another, so that no object has both")
+        })?;
+        if let Value::Object(fields) = &mut body {
+            // Equal bodies under different keys are a replay.
+            fields.entry("id").or_insert_with(|| json!(text));
+            fields.entry("type").or_insert_with(|| json!(kind.as_str()));
+        }
+        let delivery = RawDelivery::new(kind.clone(), body.to_string()).with_key(key.clone());
+        Ok(delivery.with_headers(headers))
+    }
+
+    /// Returns the header in which this sender sends its secret, for one that sends a token and signs nothing: what
+    /// [`sign`](Self::sign) leaves out. `None` for one that signs, or if the secret can be no header.
+    ///
+    /// ```
+    /// use tower_webhook::Sender;
+    ///
+    /// let (name, value) = Sender::gitlab().token("a secret").unwrap();
+    /// assert_eq!((name.as_str(), value.as_bytes()), ("x-gitlab-token", &b"a secret"[..]));
+    /// assert!(Sender::github().token("a secret").is_none());
+    /// ```
+    #[must_use]
+    pub fn token(&self, secret: &str) -> Option<(HeaderName, HeaderValue)> {
+        let scheme: &Scheme = &self.described().schemes()[0];
+        if scheme.algorithm != Algorithm::Token {
+            return None;
+        }
+        let (name, mut value) = scheme.header(secret.as_bytes(), self.now())?;
+        value.set_sensitive(true);
+        Some((name.clone(), value))
+    }
+}
