@@ -223,7 +223,8 @@ impl Sender {
 
     /// Whether a verifier of the application proves its deliveries.
     pub(crate) fn is_of_verifier(&self) -> bool {
-        self.described.schemes[0].headers.is_empty()
+        let scheme = &self.described.schemes[0];
+        scheme.headers.is_empty() && scheme.parameter().is_none() && !scheme.has_token_in_body()
     }
 
     /// Puts a brand in place of `Service` in the names of the chat platform's headers: `X-Acme-Hmac-Sha256` and

@@ -720,7 +720,7 @@ async fn a_signed_challenge_may_be_answered_with_the_hmac_alone() {
 #[cfg(feature = "moka")]
 #[tokio::test]
 async fn a_success_has_the_status_and_body_that_its_sender_wants() {
-    use tower_webhook::Outcome;
+    use tower_webhook::EventRouter;
 
     for (success, status, content_type, body) in [
         (
@@ -738,24 +738,28 @@ async fn a_success_has_the_status_and_body_that_its_sender_wants() {
         ),
     ] {
         let sender = described(json!({"success": success, "key": "/id", "kind": "/type"})).unwrap();
-        let handled = service_fn(async |request: Request<Verified>| {
-            let mut response = Response::new(Full::<Bytes>::default());
-            if request.body().delivery().kind().as_str() == "bad" {
-                *response.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
-            }
-            response.extensions_mut().insert(Outcome::Handled);
-            Ok::<_, Infallible>(response)
-        });
         let webhooks = Webhooks::new(secret()).sender(sender.clone());
-        let layer = webhooks.into_signature_layer().unwrap();
-        let service = layer.layer(handled);
+        let (service, _) = webhooks.start(EventRouter::new()).unwrap();
         let answered = send(&service, signed(&sender, &secret(), BODY)).await;
         assert_eq!(answered.status, status);
         assert_eq!(answered.header("content-type"), content_type);
         assert_eq!(answered.body, body);
-        // A failure is none, and neither is a refusal.
-        let failed = send(&service, signed(&sender, &secret(), r#"{"type":"bad"}"#)).await;
-        assert_eq!((failed.status.as_u16(), &failed.body[..]), (503, &b""[..]));
+        // So is what is sent again, and no refusal.
+        let again = send(&service, signed(&sender, &secret(), BODY)).await;
+        assert_eq!(
+            (again.status.as_u16(), &again.body[..]),
+            (status, body.as_bytes())
+        );
+        // A service that answers itself keeps its answer.
+        let layer = Webhooks::new(secret())
+            .sender(sender.clone())
+            .into_signature_layer();
+        let service_of_one = layer.unwrap().layer(service_fn(event));
+        let own = send(&service_of_one, signed(&sender, &secret(), BODY)).await;
+        assert_eq!(
+            (own.status.as_u16(), &own.body[..]),
+            (200, &br#"["orders/create","1"]"#[..])
+        );
         send(&service, post(BODY))
             .await
             .assert_problem(401, "invalid-signature");
