@@ -823,10 +823,8 @@ async fn what_was_copied_with_too_much_is_said_at_the_start() {
     ] {
         log.clear();
         let webhooks = Webhooks::new(Secret::new(text).unwrap().with_label("since May"));
-        webhooks
-            .sender(Sender::github())
-            .into_signature_layer()
-            .unwrap();
+        let layer = webhooks.sender(Sender::github()).into_signature_layer();
+        drop(layer.unwrap());
         let lines = format!("{:?}", log.events());
         match mistake {
             Some(mistake) => assert!(
@@ -928,7 +926,7 @@ async fn a_handler_that_outlasts_the_deadline_is_warned_of() {
         if let Some(seconds) = timeout {
             webhooks = webhooks.handler_timeout(Duration::from_secs(seconds));
         }
-        webhooks.start(service_fn(event)).unwrap();
+        drop(webhooks.start(service_fn(event)).unwrap());
         let lines = format!("{:?}", log.events());
         assert_eq!(lines.contains("stops waiting"), warns, "{lines}");
     }
