@@ -33,7 +33,6 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
-use tower_webhook::inbox::internal::AcceptOne;
 use tower_webhook::inbox::internal::Settlement;
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::{MemoryQueue, MokaStore};

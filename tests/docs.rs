@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
+use serde_json::Value;
 
 const PAGES: &str = "src/docs";
 const PICTURES: &str = "pictures/";
@@ -260,9 +261,132 @@ fn pages_have_at_most_17_000_words_and_150_for_each_profile() {
     let count = |path: PathBuf| read(&path).split_whitespace().count();
     let words: usize = pages.chain(others).map(count).sum();
     let profiles = files_in(&root().join("src/sender/profiles"), "json").len();
-    assert!(words <= 17_000 + 150 * profiles, "{words} words");
+    // Each profile has a row in the table, which is made of its data.
+    let rows = 30 * profiles_of_table().len();
+    assert!(words <= 17_000 + 150 * profiles + rows, "{words} words");
     let lines = read(&root().join("CHANGELOG.md")).lines().count();
     assert!(lines <= 60, "CHANGELOG has {lines} lines");
+}
+
+/// The descriptions of all profiles, in the order of the table: those with a file, and those of one line.
+fn profiles_of_table() -> Vec<Value> {
+    let directory = root().join("src/sender/profiles");
+    let files = files_in(&directory, "json");
+    let lines = read(&directory.join("others.jsonl"));
+    let texts = files.iter().map(|path| read(path));
+    let texts = texts.chain(lines.lines().map(str::to_owned));
+    let mut profiles: Vec<Value> = texts
+        .map(|text| serde_json::from_str(&text).unwrap())
+        .collect();
+    let title = |it: &Value| it["title"].as_str().expect("a title").to_lowercase();
+    profiles.sort_by_key(|it| (it["name"] != "chat-platform", title(it)));
+    profiles
+}
+
+/// A place as the table shows it: several are joined, or the first counts.
+fn place(field: &Value, between: &str) -> Option<String> {
+    let list = |list: &Value, between: &str| {
+        let texts = list.as_array()?.iter().map(|it| place(it, between));
+        Some(texts.collect::<Option<Vec<_>>>()?.join(between))
+    };
+    match field {
+        Value::String(text) => Some(format!("`{text}`")),
+        Value::Array(_) => list(field, between),
+        Value::Object(fields) => match fields.get("join") {
+            Some(join) => list(join, " + "),
+            None => place(fields.get("at")?, between),
+        },
+        _ => None,
+    }
+}
+
+fn row_of(profile: &Value) -> String {
+    let text = |field: &Value| field.as_str().unwrap_or_default().to_owned();
+    let (signature, time) = (&profile["signature"], &profile["signature"]["timestamp"]);
+    let (name, key) = (text(&profile["name"]), &profile["key"]);
+    let is_token = signature["algorithm"] == "token";
+    let content = signature["content"].as_str().unwrap_or("{body}");
+    let signs = |place: &str| content.contains(&format!("{{{place}}}"));
+
+    let sources = content.split('{').filter_map(|it| it.split_once('}'));
+    let named = sources.map(|(source, _)| match source {
+        "body" | "method" => source.to_owned(),
+        "url" => "URL".to_owned(),
+        source if time["at"] == source => "time".to_owned(),
+        source if *key == source => "key".to_owned(),
+        source => format!("`{source}`"),
+    });
+    let signed = match is_token {
+        true => "nothing: a token".to_owned(),
+        false => named.collect::<Vec<_>>().join(", "),
+    };
+    let is_batch = profile["batch"] != Value::Null;
+    let of_items = |text: Option<String>, none: &str| match text {
+        Some(text) => text,
+        None if is_batch => "of each item".to_owned(),
+        None => none.to_owned(),
+    };
+    let span = |seconds: &Value| match seconds.as_u64().unwrap_or_default() {
+        seconds if seconds % 86_400 == 0 && seconds > 0 => format!("{} d", seconds / 86_400),
+        seconds if seconds % 3_600 == 0 && seconds > 0 => format!("{} h", seconds / 3_600),
+        seconds if seconds % 60 == 0 => format!("{} min", seconds / 60),
+        seconds => format!("{seconds} s"),
+    };
+    let time = match (&time["past"], &time["ahead"]) {
+        (Value::Null, _) => String::new(),
+        (past, ahead) if past == ahead => span(past),
+        (past, ahead) => format!("{}, {} ahead", span(past), span(ahead)),
+    };
+    // Equal bodies have equal keys if these stand in the body.
+    let in_header = key.as_str().filter(|key| !key.starts_with('/'));
+    let differ = match in_header {
+        _ if profile["equal-bodies"] == true => true,
+        Some(key) => is_token || signs(key),
+        None => is_token && *key == Value::Null,
+    };
+    let cells = [
+        text(&profile["title"]),
+        format!("`{name}`"),
+        signed,
+        of_items(place(key, ", else "), "none"),
+        of_items(place(&profile["kind"], ", else "), &format!("`{name}`")),
+        time,
+        if differ {
+            "different events"
+        } else {
+            "one event"
+        }
+        .to_owned(),
+        match profile["as-documented"] == true {
+            true => "as documented",
+            false => "vectors",
+        }
+        .to_owned(),
+        text(&profile["about"]),
+    ];
+    format!("| {} |\n", cells.join(" | "))
+}
+
+/// `UPDATE=1` writes the table.
+#[test]
+fn the_table_of_senders_is_that_of_their_descriptions() {
+    let path = root().join(PAGES).join("senders.md");
+    let page = read(&path);
+    let (before, rest) = page.split_once("\n| sender | name |").expect("a table");
+    let (head, _) = rest.split_once('\n').expect("its head");
+    let (_, after) = rest.split_once("\n\n").expect("its end");
+    let head = format!("| sender | name |{head}");
+    let columns = "|---".repeat(head.matches('|').count() - 1);
+    let rows: String = profiles_of_table().iter().map(row_of).collect();
+    let made = format!("{before}\n{head}\n{columns}|\n{rows}\n{after}");
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, made).unwrap();
+        return;
+    }
+    assert!(
+        page == made,
+        "run this test with UPDATE=1, which writes the table"
+    );
 }
 
 /// A file of Markdown, without what is in fences.

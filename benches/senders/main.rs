@@ -28,7 +28,9 @@ fn main() {
     };
     let mut rows = rows::all();
     let measured: Vec<_> = rows.iter().map(|row| row.sender.as_str()).collect();
-    for name in Sender::PROFILES {
+    // Those of one line sign as one of these does.
+    let is_long = |name: &&&str| Sender::profile(name).is_some_and(|it| it.trim().contains('\n'));
+    for name in Sender::PROFILES.iter().filter(is_long) {
         assert!(measured.contains(name), "there is no row for {name}");
     }
     let chosen: Vec<_> = arguments[1..]

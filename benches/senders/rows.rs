@@ -107,6 +107,8 @@ pub(crate) fn all() -> Vec<Row> {
             ),
         ),
         token(Sender::gitlab(), "x-gitlab-token"),
+        hmac(Sender::gitlab_signed(), WHSEC)
+            .beside(STANDARDWEBHOOKS, peers::standardwebhooks(WHSEC)),
         token(Sender::telegram(), "x-telegram-bot-api-secret-token"),
         standard_webhooks_v1a(),
         discord(),

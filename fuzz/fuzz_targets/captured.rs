@@ -41,9 +41,9 @@ fuzz_target!(|data: &[u8]| {
 
     // Written as `curl -v` and `receiver send` print it.
     request.headers_mut().remove("transfer-encoding");
-    request
-        .headers_mut()
-        .insert("content-length", request.body().len().into());
+    let length = request.body().len();
+    let headers = request.headers_mut();
+    headers.insert("content-length", length.into());
     let target = request.uri().path_and_query().map_or("/", |it| it.as_str());
     let mut text = format!("> {} {target} HTTP/1.1\n", request.method()).into_bytes();
     for (name, value) in request.headers() {

@@ -26,6 +26,8 @@ pub struct SenderPolicy {
     /// How many attempts per hour may fail before the webhook is disabled; 500 by default. `None` if the sender has no such
     /// rule, or it is not known.
     pub disable_after: Option<u32>,
+    /// How long the sender waits for an answer. `None` if it is not known.
+    pub deadline: Option<Duration>,
 }
 
 impl SenderPolicy {
@@ -46,7 +48,24 @@ impl SenderPolicy {
             retry_every,
             retry_for,
             disable_after: None,
+            deadline: None,
         }
+    }
+
+    /// Sets how long the sender waits for an answer. A receiver without an inbox warns at its start if a handler may take
+    /// longer.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::SenderPolicy;
+    ///
+    /// let policy = SenderPolicy::default().deadline(Duration::from_secs(3));
+    /// assert_eq!(policy.deadline, Some(Duration::from_secs(3)));
+    /// ```
+    #[must_use]
+    pub const fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = Some(deadline);
+        self
     }
 
     /// Sets how many attempts per hour may fail before the webhook is disabled.

@@ -122,6 +122,18 @@ impl Limits {
         }
     }
 
+    /// Says so if the answer to a slow handler comes too late for its sender.
+    pub(crate) fn warn_of_deadline(&self) {
+        if let Some(deadline) = self.policy.deadline.filter(|it| *it < self.handler_timeout) {
+            tracing::warn!(
+                ?deadline,
+                handler_timeout = ?self.handler_timeout,
+                "the sender stops waiting before a slow handler ends, and takes its delivery for failed: use an inbox, or set \
+                 `handler_timeout` below this deadline"
+            );
+        }
+    }
+
     pub(crate) fn lease(&self) -> Duration {
         self.lease.unwrap_or_else(|| self.policy.lease())
     }

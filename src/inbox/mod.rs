@@ -81,11 +81,10 @@ pub mod internal {
     };
     pub use super::handlers::NewNote;
     pub use super::queue::{
-        AcceptEvents, AcceptOne, Accepted, BYTES_OF_CLAIM, ChangeEvents, ClaimEvents, Claims,
-        CountEvents, ForgetChats, ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled,
-        Tables,
+        AcceptEvents, Accepted, BYTES_OF_CLAIM, ChangeEvents, ClaimEvents, Claims, CountEvents,
+        ForgetChats, ListEvents, MeasureTables, PurgeEvents, SettleEvents, Settled, Tables,
     };
-    pub use super::records::{FORGET_STEP, Forgotten, forget_all};
+    pub use super::records::{AcceptOne, FORGET_STEP, Forgotten, forget_all};
     pub use super::worker::Tuning;
     pub use crate::outcome::Settlement;
 

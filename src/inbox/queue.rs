@@ -14,7 +14,7 @@ use super::event::{
 use super::handlers::{HandlerNote, NewNote, Retired};
 use super::records::{BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Stats};
 use crate::route::Scope;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Observers};
 
 /// The storage behind an [`Inbox`](super::Inbox), made from a [`MemoryQueue`](crate::memory::MemoryQueue), a `SqliteQueue`, a
@@ -374,22 +374,6 @@ pub struct Tables {
     /// Whether they can be written to: not on a standby of PostgreSQL, and not when a spool in front of it is full.
     pub is_writable: bool,
 }
-
-/// Accepts single events.
-#[async_trait]
-pub trait AcceptOne: AcceptEvents {
-    /// Accepts a delivery of one event.
-    async fn accept_one(
-        &self,
-        event: NewEvent,
-        take: Option<&Take>,
-    ) -> Result<Accepted, StoreError> {
-        let accepted = self.accept([event].into(), take).await?.pop();
-        accepted.ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, "no answer to an event"))
-    }
-}
-
-impl<Q: AcceptEvents + ?Sized> AcceptOne for Q {}
 
 impl Accepted {
     /// Whether nothing of its delivery is stored.

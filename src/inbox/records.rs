@@ -6,19 +6,37 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime};
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderMap;
 
 use super::actions::By;
 use super::event::{EventId, EventState, Failure};
+use super::event::{NewEvent, Take};
 use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
-use super::queue::ForgetChats;
+use super::queue::{AcceptEvents, Accepted, ForgetChats};
 use super::text::has_text;
 use crate::delivery::{IdempotencyKey, Item};
 use crate::event::EventKind;
 use crate::route::{EventType, RouteName, Scope};
-use crate::store::StoreError;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// Accepts single events.
+#[async_trait]
+pub trait AcceptOne: AcceptEvents {
+    /// Accepts a delivery of one event.
+    async fn accept_one(
+        &self,
+        event: NewEvent,
+        take: Option<&Take>,
+    ) -> Result<Accepted, StoreError> {
+        let accepted = self.accept([event].into(), take).await?.pop();
+        accepted.ok_or_else(|| StoreError::new(StoreErrorKind::Corrupt, "no answer to an event"))
+    }
+}
+
+impl<Q: AcceptEvents + ?Sized> AcceptOne for Q {}
 
 /// The number of events that one step of [`ForgetChats::forget`](super::queue::ForgetChats::forget) looks at, at most.
 pub const FORGET_STEP: usize = 200;

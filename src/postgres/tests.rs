@@ -27,7 +27,8 @@ use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
-use crate::inbox::queue::{AcceptOne, Accepted, Queue, Settled};
+use crate::inbox::queue::{Accepted, Queue, Settled};
+use crate::inbox::records::AcceptOne;
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 

@@ -1,17 +1,21 @@
 //! The requests by which a sender asks whether somebody with the secret is there.
 
 use bytes::Bytes;
-use http::{HeaderMap, StatusCode};
+use http::header::CONTENT_LENGTH;
+use http::request::Parts;
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use serde::Deserialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::query::Query;
 use super::scheme::{Place, only};
+use super::tag::Coding;
 
 /// When a request is a challenge, and its answer.
 #[derive(Clone)]
 pub(super) struct Challenge {
-    pub(super) when: Vec<(Source, String)>,
+    pub(super) method: Method,
+    pub(super) when: Vec<(Source, Condition)>,
     pub(super) proof: Proof,
     pub(super) answer: Answer,
 }
@@ -23,19 +27,26 @@ pub(super) enum Proof {
     #[default]
     /// It is a POST that was verified before.
     Signature,
-    /// It is a GET with the user's token in this query parameter.
+    /// It has the user's token in this query parameter.
     Token(String),
-    /// It is a GET.
+    /// Nothing does.
     None,
 }
 
 /// Where something stands in a challenge.
-#[derive(Clone)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum Source {
-    /// In a POST.
+    /// In a POST that is signed, or in a header of another request.
     Place(Place),
-    /// In the query parameter of a GET.
+    /// In the query parameter of a request that is not signed.
     Query(String),
+}
+
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Condition {
+    Is(String),
+    /// It is there, whatever it is.
+    Present,
 }
 
 #[derive(Clone)]
@@ -44,16 +55,21 @@ pub(super) enum Answer {
     Raw(Source),
     /// The field in this member of an object.
     Json { source: Source, field: String },
-    /// The field, and its HMAC-SHA256 in hex.
+    /// The field in this header.
+    Header { source: Source, name: HeaderName },
+    /// An object with the HMAC-SHA256 of the field, and perhaps the field.
     Hmac {
         source: Source,
-        plain: String,
+        plain: Option<String>,
         tag: String,
+        coding: Coding,
+        prefix: String,
     },
     /// The same for every challenge.
     Constant {
         status: StatusCode,
-        body: Option<Value>,
+        content_type: Option<&'static str>,
+        body: Bytes,
     },
 }
 
@@ -71,6 +87,8 @@ pub struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) content_type: Option<&'static str>,
     pub(crate) body: Bytes,
+    /// Boxed, as hardly any has one.
+    pub(crate) header: Option<Box<(HeaderName, HeaderValue)>>,
 }
 
 impl Reply {
@@ -81,6 +99,7 @@ impl Reply {
             status: StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
             content_type,
             body: body.into(),
+            header: None,
         }
     }
 
@@ -100,33 +119,60 @@ impl Reply {
 /// The longest field that is echoed.
 const LONGEST: usize = 512;
 
+impl Condition {
+    fn holds(&self, found: &[u8]) -> bool {
+        match self {
+            Self::Is(value) => found == value.as_bytes(),
+            Self::Present => true,
+        }
+    }
+}
+
 impl Challenge {
     /// Whether a POST that was verified is one.
     pub(super) fn is_signed(&self, headers: &HeaderMap, body: &[u8]) -> bool {
-        let is_there = |(source, value): &(Source, String)| {
+        let is_there = |(source, condition): &(Source, Condition)| {
             let found = source.in_post(headers, body);
-            found.is_some_and(|found| found == value.as_bytes())
+            found.is_some_and(|found| condition.holds(&found))
         };
-        // A challenge without a signature is a GET: a POST with the same fields is an event.
+        // A challenge without a signature has no body: a POST with the same fields is an event.
         matches!(self.proof, Proof::Signature) && self.when.iter().all(is_there)
     }
 
-    /// Whether a GET is one: its conditions decide, or without any, what it wants back.
-    pub(super) fn is_in(&self, query: &Query<'_>) -> bool {
-        let is_there = |(source, value): &(Source, String)| match source {
-            Source::Query(name) => query.only(name).is_some_and(|it| it == value.as_bytes()),
-            Source::Place(_) => false,
+    /// Whether a request that proved nothing is one: its conditions decide, or without any, what it wants back.
+    pub(super) fn is_in(&self, head: &Parts) -> bool {
+        let has = |(source, condition): &(Source, Condition)| match (source, condition) {
+            (Source::Query(name), Condition::Present) => query(head).has(name),
+            (source, condition) => source.in_head(head).is_some_and(|it| condition.holds(&it)),
         };
-        let asks = match &self.answer {
-            Answer::Raw(Source::Query(name))
-            | Answer::Json {
-                source: Source::Query(name),
-                ..
-            } => query.has(name),
-            _ => false,
+        let asks = match self.answer.source() {
+            Some(Source::Query(name)) => query(head).has(name),
+            Some(Source::Place(Place::Header(name))) => head.headers.contains_key(name),
+            Some(Source::Place(_)) => false,
+            None => head.method != Method::GET || !self.when.is_empty(),
         };
-        let is_get = !matches!(self.proof, Proof::Signature);
-        is_get && self.when.iter().all(is_there) && (asks || !self.when.is_empty())
+        let is_asked = self.method == head.method
+            && !matches!(self.proof, Proof::Signature)
+            && self.when.iter().all(has)
+            && (asks || !self.when.is_empty());
+        // A POST with a body is an event, whose signature was refused.
+        is_asked && (head.method != Method::POST || is_empty(&head.headers))
+    }
+
+    /// Whether it is asked wherever `other` is.
+    pub(super) fn hides(&self, other: &Self) -> bool {
+        let is_weaker = |(source, condition): &(Source, Condition)| {
+            let mut stronger = other.when.iter();
+            stronger.any(|(at, it)| {
+                at == source && (it == condition || *condition == Condition::Present)
+            })
+        };
+        let is_signed = |it: &Self| matches!(it.proof, Proof::Signature);
+        let wants_same = match self.answer.source() {
+            source @ Some(_) if self.when.is_empty() => source == other.answer.source(),
+            _ => self.when.iter().all(is_weaker),
+        };
+        self.method == other.method && is_signed(self) == is_signed(other) && wants_same
     }
 
     /// The answer to a POST. `None` if there is nothing that may be echoed. `hmac` returns the tag of a text under the
@@ -135,23 +181,52 @@ impl Challenge {
         &self,
         headers: &HeaderMap,
         body: &[u8],
-        hmac: impl FnOnce(&[u8]) -> Option<String>,
+        hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
     ) -> Option<Reply> {
-        self.answer
-            .reply(|source| source.in_post(headers, body), hmac)
+        let find = |source: &Source| source.in_post(headers, body).and_then(echoed);
+        self.answer.reply(find, hmac)
     }
 
-    /// The same to a GET. It has no HMAC, since anybody could have bodies signed by it.
-    pub(super) fn reply_to_get(&self, query: &Query<'_>) -> Option<Reply> {
-        let find = |source: &Source| match source {
-            Source::Query(name) => query.only(name),
-            Source::Place(_) => None,
+    /// The same to a request that is not signed. Without a proof, it becomes a part of JSON, or has an HMAC, only if it can
+    /// be no part of a body: otherwise anybody could have bodies signed.
+    pub(super) fn reply_to_head(
+        &self,
+        head: &Parts,
+        hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
+    ) -> Option<Reply> {
+        let is_proved = matches!(self.proof, Proof::Token(_));
+        let is_plain = match self.answer {
+            Answer::Hmac { .. } => false,
+            Answer::Json { .. } => is_proved,
+            _ => true,
         };
-        self.answer.reply(find, |_| None)
+        let find = |source: &Source| {
+            let field = source.in_head(head).and_then(echoed)?;
+            (is_plain || field.bytes().all(is_of_token)).then_some(field)
+        };
+        self.answer.reply(find, hmac)
     }
 }
 
+fn query(head: &Parts) -> Query<'_> {
+    Query(head.uri.query().unwrap_or_default())
+}
+
+/// Whether a request says that it has no body.
+fn is_empty(headers: &HeaderMap) -> bool {
+    only(headers, &CONTENT_LENGTH).is_ok_and(|length| length == b"0")
+}
+
+/// Whether it stands in base64 of either alphabet, in hex, or in a UUID: no JSON can be written in these.
+fn is_of_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"_+/=-".contains(&byte)
+}
+
 impl Source {
+    pub(super) fn is_header(&self) -> bool {
+        matches!(self, Self::Place(Place::Header(_)))
+    }
+
     fn in_post(&self, headers: &HeaderMap, body: &[u8]) -> Option<Vec<u8>> {
         match self {
             Self::Place(Place::Header(name)) => only(headers, name).ok().map(<[u8]>::to_vec),
@@ -160,52 +235,72 @@ impl Source {
                 let found = pointers.find(body).ok()??;
                 Some(found.into_owned().into_bytes())
             }
-            Self::Place(Place::None) | Self::Query(_) => None,
+            Self::Place(Place::None | Place::Made(_)) | Self::Query(_) => None,
+        }
+    }
+
+    fn in_head(&self, head: &Parts) -> Option<Vec<u8>> {
+        match self {
+            Self::Query(name) => query(head).only(name),
+            Self::Place(Place::Header(name)) => only(&head.headers, name).ok().map(<[u8]>::to_vec),
+            Self::Place(_) => None,
         }
     }
 }
 
 impl Answer {
+    /// Where the field stands that it needs.
+    fn source(&self) -> Option<&Source> {
+        match self {
+            Self::Raw(source)
+            | Self::Json { source, .. }
+            | Self::Header { source, .. }
+            | Self::Hmac { source, .. } => Some(source),
+            Self::Constant { .. } => None,
+        }
+    }
+
     fn reply(
         &self,
-        find: impl FnOnce(&Source) -> Option<Vec<u8>>,
-        hmac: impl FnOnce(&[u8]) -> Option<String>,
+        field: impl FnOnce(&Source) -> Option<String>,
+        hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
     ) -> Option<Reply> {
-        let field = |source: &Source| find(source).and_then(echoed);
-        let object = match self {
-            Self::Raw(source) => {
-                return Some(Reply {
-                    status: StatusCode::OK,
-                    // Never HTML, since without a proof anybody chooses the text.
-                    content_type: Some("text/plain"),
-                    body: field(source)?.into(),
-                });
-            }
+        let json = |object: Value| Reply::json(object.to_string());
+        Some(match self {
+            // Never HTML, since without a proof anybody chooses the text.
+            Self::Raw(source) => Reply::text(field(source)?),
             Self::Json {
                 source,
                 field: name,
-            } => json!({ name.as_str(): field(source)? }),
-            Self::Hmac { source, plain, tag } => {
+            } => json(json!({ name.as_str(): field(source)? })),
+            Self::Header { source, name } => {
+                let value = HeaderValue::from_str(&field(source)?).ok()?;
+                Reply {
+                    header: Some(Box::new((name.clone(), value))),
+                    ..Reply::new(200, None, Bytes::new())
+                }
+            }
+            Self::Hmac {
+                source,
+                plain,
+                tag,
+                coding,
+                prefix,
+            } => {
                 let field = field(source)?;
-                let own = hmac(field.as_bytes())?;
-                json!({ plain.as_str(): field, tag.as_str(): own })
+                let own = format!("{prefix}{}", coding.encode(&hmac(field.as_bytes())?));
+                let mut object = Map::new();
+                if let Some(plain) = plain {
+                    object.insert(plain.clone(), field.into());
+                }
+                object.insert(tag.clone(), own.into());
+                json(object.into())
             }
-            Self::Constant { status, body } => {
-                return Some(Reply {
-                    status: *status,
-                    content_type: body.as_ref().map(|_| "application/json"),
-                    body: body
-                        .as_ref()
-                        .map(Value::to_string)
-                        .unwrap_or_default()
-                        .into(),
-                });
-            }
-        };
-        Some(Reply {
-            status: StatusCode::OK,
-            content_type: Some("application/json"),
-            body: object.to_string().into(),
+            Self::Constant {
+                status,
+                content_type,
+                body,
+            } => Reply::new(status.as_u16(), *content_type, body.clone()),
         })
     }
 }

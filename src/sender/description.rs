@@ -4,16 +4,22 @@ use std::collections::BTreeMap;
 use std::slice;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue, StatusCode};
+use http::{HeaderName, HeaderValue};
 use serde::{Deserialize, Deserializer, de};
 
+use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
-use super::challenge::{Answer, Challenge, Proof, Source};
-use super::pointer::{Pointer, Pointers};
-use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
-use super::{Described, MOST_TAGS, Sender};
+use super::media::Media;
+use super::places::{First, KeyField, MOST_HEADERS, check_url, header, numbered, place, pointers};
+use super::pointer::Pointers;
+use super::rare::{Elsewhere, Rare};
+use super::scheme::{
+    Algorithm, At, Coding, Made, Piece, Place, Scheme, SecretCoding, Timestamps, Unit,
+};
+use super::success::SuccessDescription;
+use super::{Described, Sender};
 use crate::config::ConfigError;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -23,7 +29,7 @@ pub(super) struct Description {
     #[serde(default)]
     families: Vec<String>,
     key: Option<KeyField>,
-    kind: Option<First>,
+    kind: Option<KindField>,
     /// Where an event says which others it must not overtake.
     order: Option<First>,
     /// Where the events of a delivery of several are.
@@ -40,33 +46,39 @@ pub(super) struct Description {
     policy: Policy,
     #[serde(default)]
     challenge: Vec<ChallengeDescription>,
+    /// The forms of its bodies, if that is not JSON alone.
+    #[serde(default)]
+    content_types: Vec<Media>,
+    success: Option<SuccessDescription>,
+    /// In bytes.
+    max_body: Option<u32>,
+    /// For the table of senders: its name, what it does with failures, and whether only its documentation says all this.
+    title: Option<String>,
+    about: Option<String>,
+    #[serde(default)]
+    as_documented: bool,
     signature: Signature,
 }
 
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "use a header, a JSON pointer, or `{ join = [...] }` with several of them"
+    expecting = "use a header, a JSON pointer, a list of JSON pointers, or `{ join = [...], with = \".\", default = \"…\" }` \
+        with `at` for one alone"
 )]
-enum KeyField {
-    One(String),
-    Joined(Joined),
+enum KindField {
+    At(First),
+    Made(MadeKind),
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Joined {
+struct MadeKind {
+    at: Option<First>,
+    #[serde(default)]
     join: Vec<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "use a header, a JSON pointer, or a list of JSON pointers"
-)]
-enum First {
-    One(String),
-    Several(Vec<String>),
+    with: Option<String>,
+    default: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -74,6 +86,11 @@ enum First {
 struct Signature {
     headers: Vec<String>,
     split: Option<char>,
+    /// Blanks around elements are no part of them, and several lines of a header are one list.
+    #[serde(default)]
+    lenient: bool,
+    /// What stands between lists of elements.
+    lists: Option<char>,
     #[serde(default)]
     prefix: String,
     algorithm: Algorithm,
@@ -84,36 +101,6 @@ struct Signature {
     require: BTreeMap<String, String>,
     #[serde(default)]
     secret: SecretCoding,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct ChallengeDescription {
-    /// What stands where, if it is one.
-    #[serde(default)]
-    when: BTreeMap<String, String>,
-    #[serde(default)]
-    proof: Proof,
-    answer: AnswerDescription,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-enum AnswerDescription {
-    Raw(String),
-    Json {
-        pointer: String,
-        field: String,
-    },
-    Hmac {
-        pointer: String,
-        plain: String,
-        tag: String,
-    },
-    Constant {
-        status: Option<u16>,
-        body: Option<serde_json::Value>,
-    },
 }
 
 #[derive(Deserialize)]
@@ -132,6 +119,23 @@ struct Policy {
     retry_every: Option<u32>,
     retry_for: Option<u32>,
     disable_after: Option<u32>,
+    /// How long it waits for an answer.
+    deadline: Option<u32>,
+    /// How long its retries repeat the same bytes, with the same timestamp.
+    repeats_for: Option<u32>,
+}
+
+impl Policy {
+    fn read(&self) -> SenderPolicy {
+        let seconds = |seconds: u32| Duration::from_secs(seconds.into());
+        let default = SenderPolicy::default();
+        SenderPolicy {
+            retry_every: self.retry_every.map_or(default.retry_every, seconds),
+            retry_for: self.retry_for.map_or(default.retry_for, seconds),
+            disable_after: self.disable_after,
+            deadline: self.deadline.map(seconds),
+        }
+    }
 }
 
 impl<'de> Deserialize<'de> for Sender {
@@ -186,66 +190,77 @@ impl Description {
             families => families,
         };
         let schemes: Result<Vec<_>, _> = families.iter().map(|it| self.scheme(it)).collect();
-        let Policy {
-            retry_every,
-            retry_for,
-            disable_after,
-        } = self.policy;
-        let seconds = |given: Option<u32>, default| {
-            given.map_or(default, |seconds| Duration::from_secs(seconds.into()))
-        };
-        let default = SenderPolicy::default();
-        let policy = SenderPolicy {
-            retry_every: seconds(retry_every, default.retry_every),
-            retry_for: seconds(retry_for, default.retry_for),
-            disable_after,
-        };
+        let schemes = schemes?;
+        let policy = self.policy.read();
+        self.check_window(&schemes, &policy)?;
+        if let Some(url) = &self.url {
+            check_url(url)?;
+        }
+        if self.about.as_ref().is_some_and(|it| it.len() > 300) || self.title.as_deref() == Some("")
+        {
+            return Err("title, about: use at least 1 and at most 300 bytes".to_owned());
+        }
+        let content_types = Media::read(&self.content_types)?;
+        if self.batch.is_some() && self.content_types.contains(&Media::Form) {
+            return Err("batch: a form has no array of events".to_owned());
+        }
         let is_asymmetric = self.signature.algorithm.is_asymmetric();
-        let challenges = self.challenge.iter().enumerate().map(|(index, it)| {
-            let challenge = match it.answer {
-                // A receiver has only the public key, which makes no tag.
-                AnswerDescription::Hmac { .. } if is_asymmetric => {
-                    Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned())
-                }
-                _ => challenge(it),
-            };
-            let which = format!("challenge[{index}].");
-            // Several challenges have the same fields, so the message says which one is meant.
-            challenge.map_err(|error| error.replacen("challenge.", &which, 1))
-        });
+        let challenges = asked::read(&self.challenge, is_asymmetric)?;
         let described = Described {
             name: self.name.clone(),
             is_platform: self.platform,
-            schemes: schemes?,
+            schemes,
             has_equal_bodies: self.equal_bodies,
             order: match &self.order {
                 None => Pointers::new("order", Vec::new()),
                 Some(First::One(text)) => pointers("order", slice::from_ref(text))?,
                 Some(First::Several(list)) => pointers("order", list)?,
             },
+            challenges,
+            content_types,
+            success: self
+                .success
+                .as_ref()
+                .map(SuccessDescription::read)
+                .transpose()?,
+            max_body: self.max_body,
+            is_as_documented: self.as_documented,
             batch: self
                 .batch
                 .as_ref()
                 .map(BatchDescription::batch)
                 .transpose()?
                 .map(Box::new),
-            challenges: challenges.collect::<Result<_, _>>()?,
         };
         Ok(Sender::new(described, policy))
     }
 
     fn scheme(&self, family: &str) -> Result<Scheme, String> {
         let it = &self.signature;
-        // With more headers than tags are accepted, a request that has all of them would be refused.
-        if it.headers.is_empty() || it.headers.len() > MOST_TAGS {
-            return Err(format!("signature.headers: name 1 to {MOST_TAGS} headers"));
-        }
-        let named = |name: &String| header("signature.headers", name, family);
-        let headers: Result<Vec<_>, _> = it.headers.iter().map(named).collect();
+        let (headers, elsewhere) = self.places(family)?;
+        // None of the three occurs in hex or base64, and each is one byte.
+        let is_separator = |it: char| matches!(it, ' ' | ',' | ';');
+        let lists = match it.lists {
+            Some(between) if !is_separator(between) || it.split.is_none_or(|it| it == between) => {
+                let field = "signature.lists";
+                return Err(format!(
+                    "{field}: use a space, `,` or `;`, beside another one as the `split`"
+                ));
+            }
+            Some(_) if headers.len() != 1 || !elsewhere.is_empty() => {
+                return Err("signature.lists: they stand in one header".to_owned());
+            }
+            lists => lists.map(|it| it as u8),
+        };
         let split = match it.split {
-            // None of the three occurs in hex or base64, and each is one byte.
-            Some(split) if !matches!(split, ' ' | ',' | ';') => {
+            Some(split) if !is_separator(split) => {
                 return Err("signature.split: use a space, `,` or `;`".to_owned());
+            }
+            Some(_) if !elsewhere.is_empty() => {
+                return Err("signature.split: only headers have a list of elements".to_owned());
+            }
+            None if it.lenient => {
+                return Err("signature.lenient: without a `split`, there is no list".to_owned());
             }
             Some(split) if it.prefix.contains(split) => {
                 let field = "signature.prefix";
@@ -255,7 +270,13 @@ impl Description {
             }
             split => split.map(|split| split as u8),
         };
-        let content = self.content(family)?;
+        let (before, after, signs_digest) = self.content(family)?;
+        let rare = Rare {
+            elsewhere,
+            is_lenient: it.lenient,
+            lists,
+            signs_digest,
+        };
         let timestamp = it.timestamp.as_ref().map(|it| timestamp(it, family));
         let require = it.require.iter().map(|(name, value)| {
             let field = "signature.require";
@@ -264,22 +285,19 @@ impl Description {
             Ok::<_, String>((header(field, name, family)?, value?))
         });
         let scheme = Scheme {
-            headers: headers?,
+            headers,
             split,
             prefix: it.prefix.clone(),
             algorithm: it.algorithm,
             coding: it.coding,
-            before: content.0,
-            after: content.1,
+            before,
+            after,
             timestamp: timestamp.transpose()?,
             require: require.collect::<Result<_, _>>()?,
             secret: it.secret,
             key: self.keys(family)?,
-            kind: match &self.kind {
-                None => Place::None,
-                Some(First::One(text)) => place("kind", text, family)?,
-                Some(First::Several(list)) => Place::Body(pointers("kind", list)?),
-            },
+            kind: self.kind(family)?,
+            rare: rare.boxed(),
         };
         // A header that is not a list is the tag alone, so each request would be refused.
         if scheme.elements().next().is_some() && split.is_none() {
@@ -312,29 +330,125 @@ impl Description {
             .collect()
     }
 
-    /// The pieces before and after the body.
-    fn content(&self, family: &str) -> Result<(Vec<Piece>, Vec<Piece>), String> {
+    fn kind(&self, family: &str) -> Result<Place, String> {
+        let at = |field, at: &First| match at {
+            First::One(text) => place(field, text, family),
+            First::Several(list) => Ok(Place::Body(pointers(field, list)?)),
+        };
+        let made = match &self.kind {
+            None => return Ok(Place::None),
+            Some(KindField::At(it)) => return at("kind", it),
+            Some(KindField::Made(made)) => made,
+        };
+        let parts = match (&made.at, &made.join[..], &made.default) {
+            (Some(one), [], Some(_)) if made.with.is_none() => vec![at("kind.at", one)?],
+            (None, several, _) if (2..=8).contains(&several.len()) => {
+                let parts = several.iter().map(|text| place("kind.join", text, family));
+                parts.collect::<Result<_, _>>()?
+            }
+            _ => {
+                return Err(
+                    "kind: use `join` with 2 to 8 headers or JSON pointers, or `at` with a `default`"
+                        .to_owned(),
+                );
+            }
+        };
+        let default = made
+            .default
+            .as_deref()
+            .map(|it| EventKind::from_bytes(it.as_bytes()));
+        let default = default.transpose();
+        Ok(Place::Made(Box::new(Made {
+            parts,
+            with: made.with.clone().unwrap_or_else(|| ".".to_owned()),
+            default: default.map_err(|_| "kind.default: use 1 to 128 visible ASCII characters")?,
+        })))
+    }
+
+    /// Where tags stand: in headers and elsewhere.
+    fn places(&self, family: &str) -> Result<(Vec<HeaderName>, Vec<Elsewhere>), String> {
+        let field = "signature.headers";
+        let (mut headers, mut elsewhere) = (Vec::new(), Vec::new());
+        for name in &self.signature.headers {
+            match name.strip_prefix('?') {
+                Some("") => return Err(format!("{field}: `?` needs the name of a parameter")),
+                Some(name) if self.query_is_taken(&elsewhere) => {
+                    return Err(format!("{field}: `?{name}` is the second query parameter"));
+                }
+                Some(name) => elsewhere.push(Elsewhere::Query(name.to_owned())),
+                None if name.starts_with('/') => {
+                    if self.signature.algorithm != Algorithm::Token {
+                        return Err(format!(
+                            "{field}: {name:?} is in the body, which would sign itself: only a token may stand there"
+                        ));
+                    }
+                    elsewhere.push(Elsewhere::Body(pointers(field, slice::from_ref(name))?));
+                }
+                None => headers.extend(numbered(name, family)?),
+            }
+        }
+        match headers.len() + elsewhere.len() {
+            1..=MOST_HEADERS => Ok((headers, elsewhere)),
+            _ => Err(format!("{field}: name 1 to {MOST_HEADERS} headers")),
+        }
+    }
+
+    fn query_is_taken(&self, elsewhere: &[Elsewhere]) -> bool {
+        let is_query = |it: &Elsewhere| matches!(it, Elsewhere::Query(_));
+        elsewhere.iter().any(is_query)
+    }
+
+    /// A window that ends before the retries do refuses them; one that lasts longer than keys are remembered lets a captured
+    /// delivery be sent again.
+    fn check_window(&self, schemes: &[Scheme], policy: &SenderPolicy) -> Result<(), String> {
+        let field = "signature.timestamp.past";
+        let Some(time) = schemes.first().and_then(|it| it.timestamp.as_ref()) else {
+            return Ok(());
+        };
+        let repeats_for = Duration::from_secs(self.policy.repeats_for.unwrap_or_default().into());
+        if time.past < repeats_for {
+            let seconds = repeats_for.as_secs();
+            return Err(format!(
+                "{field}: use at least {seconds}, the time of `policy.repeats-for`"
+            ));
+        }
+        if time.past > policy.retention() {
+            let seconds = policy.retention().as_secs();
+            return Err(format!(
+                "{field}: use at most {seconds}, a day more than `policy.retry-for`: keys are forgotten then"
+            ));
+        }
+        Ok(())
+    }
+
+    /// The pieces before and after the body, and whether its digest stands in its place.
+    fn content(&self, family: &str) -> Result<(Vec<Piece>, Vec<Piece>, bool), String> {
         let it = &self.signature;
         let (content, coding) = (it.content.as_deref(), it.coding);
         if it.algorithm == Algorithm::Token {
-            return match (content, coding) {
-                (None, None) => Ok((Vec::new(), Vec::new())),
-                // Accepting them would promise a signature that nobody checks.
-                _ => Err("signature: a token has no `content` and no `coding`".to_owned()),
+            return match content {
+                None => Ok((Vec::new(), Vec::new(), false)),
+                // Accepting it would promise a signature that nobody checks.
+                Some(_) => Err("signature: a token has no `content`".to_owned()),
             };
         }
         if coding.is_none() {
-            return Err("signature.coding: use `hex`, `hex-any-case` or `base64`".to_owned());
+            return Err(
+                "signature.coding: use `hex`, `hex-any-case`, `base64` or `base64url`".to_owned(),
+            );
         }
         let content = content.unwrap_or("{body}");
-        let Some((before, after)) = content.split_once("{body}") else {
+        let digest = content.split_once("{body sha256}");
+        let Some((before, after)) = content.split_once("{body}").or(digest) else {
             return Err("signature.content: without `{body}`, it signs nothing".to_owned());
         };
         // The body is hashed once, as it arrives: it could not be repeated without being kept first.
-        if after.contains("{body}") {
+        if [before, after].iter().any(|it| it.contains("{body")) {
             return Err("signature.content: `{body}` must stand exactly once".to_owned());
         }
-        Ok((self.pieces(before, family)?, self.pieces(after, family)?))
+        let signs_digest = !content.contains("{body}");
+        let (before, after) = (self.pieces(before, family)?, self.pieces(after, family)?);
+        Ok((before, after, signs_digest))
     }
 
     fn pieces(&self, mut text: &str, family: &str) -> Result<Vec<Piece>, String> {
@@ -387,111 +501,21 @@ fn check_element(scheme: &Scheme, name: &str) -> Result<(), String> {
 
 fn check_key(scheme: &Scheme) -> Result<(), String> {
     let is_text = scheme.secret == SecretCoding::Text;
+    let is_asymmetric = scheme.algorithm.is_asymmetric();
     let wrong = match scheme.algorithm {
-        Algorithm::Ed25519 | Algorithm::EcdsaP256 if cfg!(not(feature = "public-keys")) => {
+        _ if is_asymmetric && cfg!(not(feature = "public-keys")) => {
             "signature.algorithm: it needs the feature `public-keys` of tower-webhook"
         }
-        Algorithm::Ed25519 | Algorithm::EcdsaP256 if !is_text => {
+        _ if is_asymmetric && !is_text => {
             "signature.secret: a public key has none, since it says how it is written"
         }
-        // `Secret` keeps the state for SHA-1 only of the text.
-        Algorithm::HmacSha1 if !is_text => {
-            "signature.secret: with hmac-sha1, only `text` is allowed"
+        // `Secret` keeps the states for these only of the text.
+        Algorithm::HmacSha1 | Algorithm::HmacSha512 if !is_text => {
+            "signature.secret: with hmac-sha1 and hmac-sha512, only `text` is allowed"
         }
         _ => return Ok(()),
     };
     Err(wrong.to_owned())
-}
-
-fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
-    let is_signed = matches!(it.proof, Proof::Signature);
-    let field = "challenge.when";
-    if it.when.is_empty() && is_signed {
-        return Err(format!(
-            "{field}: without a condition, every delivery is a challenge"
-        ));
-    }
-    let when = it
-        .when
-        .iter()
-        .map(|(at, value)| Ok((source(field, at, is_signed)?, value.clone())));
-    Ok(Challenge {
-        when: when.collect::<Result<_, String>>()?,
-        proof: match &it.proof {
-            Proof::Token(at) => match at.strip_prefix('?') {
-                // A token is in the query of a GET. A POST is proved by its signature.
-                Some(name) => Proof::Token(name.to_owned()),
-                None => return Err(unsigned("challenge.proof", at)),
-            },
-            other => other.clone(),
-        },
-        answer: answer(it, is_signed)?,
-    })
-}
-
-fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> {
-    let field = "challenge.answer";
-    let source = |at: &str| source(field, at, is_signed);
-    Ok(match &it.answer {
-        AnswerDescription::Raw(pointer) => Answer::Raw(source(pointer)?),
-        AnswerDescription::Json { .. } if matches!(it.proof, Proof::None) => {
-            return Err(format!("{field}: without a proof, use `raw` or `constant`"));
-        }
-        AnswerDescription::Json { pointer, field } => Answer::Json {
-            source: source(pointer)?,
-            field: field.clone(),
-        },
-        AnswerDescription::Hmac { .. } if !is_signed => {
-            return Err(format!(
-                "{field}: without a signature, anybody could have bodies signed by `hmac`"
-            ));
-        }
-        AnswerDescription::Hmac {
-            pointer,
-            plain,
-            tag,
-        } => Answer::Hmac {
-            source: source(pointer)?,
-            plain: plain.clone(),
-            tag: tag.clone(),
-        },
-        AnswerDescription::Constant { .. } if !is_signed && it.when.is_empty() => {
-            return Err("challenge.when: without a condition, every GET is a challenge".to_owned());
-        }
-        AnswerDescription::Constant { status, body } => {
-            let default = if body.is_some() { 200 } else { 204 };
-            let status = StatusCode::from_u16(status.unwrap_or(default)).ok();
-            let is_possible = |it: &StatusCode| {
-                it.is_success() && (body.is_none() || *it != StatusCode::NO_CONTENT)
-            };
-            let status = status.filter(is_possible);
-            Answer::Constant {
-                status: status.ok_or(format!(
-                    "{field}: use a status of 200 to 299, and 204 without a body"
-                ))?,
-                body: body.clone(),
-            }
-        }
-    })
-}
-
-/// Where a challenge has something: in a POST that is signed, or in the query of a GET that is not.
-fn source(field: &'static str, at: &str, is_signed: bool) -> Result<Source, String> {
-    match (at.strip_prefix('?'), is_signed) {
-        (Some(name), false) => Ok(Source::Query(name.to_owned())),
-        // A challenge has no family: a `*` in it is refused.
-        (None, true) => Ok(Source::Place(place(field, at, "")?)),
-        (Some(_), true) => Err(format!(
-            "{field}: {at:?} is not signed: use the `proof` `none`, or a `token`"
-        )),
-        (None, false) => Err(unsigned(field, at)),
-    }
-}
-
-fn unsigned(field: &str, at: &str) -> String {
-    format!(
-        "{field}: {at:?} is no query parameter, such as `?challenge`, and no signature is asked for"
-    )
 }
 
 fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
@@ -513,28 +537,4 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
         past: Duration::from_secs(it.past.into()),
         ahead: Duration::from_secs(it.ahead.into()),
     })
-}
-
-fn place(field: &'static str, text: &str, family: &str) -> Result<Place, String> {
-    Ok(match text.starts_with('/') {
-        true => Place::Body(pointers(field, &[text])?),
-        false => Place::Header(header(field, text, family)?),
-    })
-}
-
-fn pointers(field: &'static str, list: &[impl AsRef<str>]) -> Result<Pointers, String> {
-    let pointer =
-        |text: &str| Pointer::parse(text).map_err(|reason| format!("{field}: {text:?} {reason}"));
-    let list: Result<_, _> = list.iter().map(|text| pointer(text.as_ref())).collect();
-    Ok(Pointers::new(field, list?))
-}
-
-fn header(field: &str, name: &str, family: &str) -> Result<HeaderName, String> {
-    if name.contains('*') && family.is_empty() {
-        return Err(format!(
-            "{field}: {name:?} has a `*`, so `families` are needed"
-        ));
-    }
-    HeaderName::try_from(name.replace('*', family))
-        .map_err(|_| format!("{field}: {name:?} cannot be the name of a header"))
 }

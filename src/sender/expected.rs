@@ -5,19 +5,18 @@ use std::collections::BTreeSet;
 use http::{HeaderMap, HeaderName};
 
 use super::Described;
-use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SignatureError, Unit, only};
+use super::error::SignatureError;
+use super::rare::Elsewhere;
+use super::scheme::{Algorithm, At, Coding, Made, Piece, Place, Scheme, Unit, only};
 
 impl Described {
     /// What was expected of the head of a request whose signature was refused, as far as the error does not say it.
     pub(crate) fn expected(&self, error: SignatureError, headers: &HeaderMap) -> Option<String> {
         let scheme = self.scheme(headers);
-        let signatures = || scheme.headers.iter().map(quoted);
+        let signatures = || scheme.places_of_tags();
         Some(match error {
             // Any family counts.
-            SignatureError::Missing => {
-                let all = self.schemes.iter().flat_map(|it| &it.headers);
-                one_of(all.map(quoted))
-            }
+            SignatureError::Missing => one_of(self.schemes.iter().flat_map(Scheme::places_of_tags)),
             SignatureError::Doubled => format!("{} once", one_of(signatures())),
             SignatureError::Malformed => format!("{} with {}", one_of(signatures()), scheme.form()),
             SignatureError::Incomplete => one_of(scheme.incomplete(headers)),
@@ -36,22 +35,43 @@ impl Place {
             Self::None => "no place that its description names".to_owned(),
             Self::Header(name) => format!("the header {}", quoted(name)),
             Self::Body(pointers) => format!("{pointers} of the body"),
+            Self::Made(made) => made.described(),
         }
     }
 }
 
+impl Made {
+    fn described(&self) -> String {
+        let parts: Vec<_> = self.parts.iter().map(Place::described).collect();
+        parts.join(" and ")
+    }
+}
+
 impl Scheme {
+    /// The headers that may have a tag, and other places. Of many, the first alone.
+    fn places_of_tags(&self) -> impl Iterator<Item = String> {
+        let elsewhere = self.elsewhere().map(|it| match it {
+            Elsewhere::Query(name) => format!("the query parameter `{name}`"),
+            Elsewhere::Body(pointers) => format!("{pointers} of the body"),
+        });
+        self.headers.iter().take(8).map(quoted).chain(elsewhere)
+    }
+
     /// How the tag is written, with what stands around it.
     pub(super) fn form(&self) -> String {
         let bytes = match self.algorithm {
             Algorithm::HmacSha256 => 32,
             Algorithm::HmacSha1 => 20,
-            Algorithm::Ed25519 => 64,
+            Algorithm::HmacSha512 | Algorithm::Ed25519 => 64,
             Algorithm::Token => return "the token".to_owned(),
             Algorithm::EcdsaP256 => return "a signature in DER, in base64 or hex".to_owned(),
+            Algorithm::RsaSha256 | Algorithm::RsaSha512 | Algorithm::RsaPssSha512 => {
+                return "a signature as long as the key, in base64 or hex".to_owned();
+            }
         };
         let tag = match self.coding {
             Some(Coding::Base64) => format!("{bytes} bytes in base64"),
+            Some(Coding::Base64url) => format!("{bytes} bytes in base64 of the alphabet of URLs"),
             Some(Coding::HexAnyCase) => format!("{} hex digits", 2 * bytes),
             Some(Coding::Hex) | None => format!("{} lowercase hex digits", 2 * bytes),
         };

@@ -5,9 +5,8 @@ use std::time::{Duration, SystemTime};
 use http::{HeaderMap, HeaderName};
 use sha2::{Digest, Sha256};
 
-use super::scheme::{
-    Algorithm, At, Coding, Piece, Scheme, SignatureError, Timestamps, millis, only,
-};
+use super::error::SignatureError;
+use super::scheme::{Algorithm, At, Coding, Piece, Scheme, Timestamps, millis, only};
 
 /// A step of an [`Explanation`](crate::signature::Explanation).
 #[derive(Clone, Debug, PartialEq, Eq)]

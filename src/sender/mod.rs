@@ -1,16 +1,24 @@
 //! The side that sends deliveries, as a value: [`Sender`].
 
+mod asked;
 mod batch;
+mod beyond;
 mod challenge;
 mod description;
+mod error;
 mod expected;
 mod explain;
 pub(crate) mod key;
+mod media;
+mod places;
 mod pointer;
 mod profiles;
 mod query;
+mod rare;
 mod sample;
 mod scheme;
+mod success;
+mod tag;
 mod timestamp;
 
 use std::borrow::Cow;
@@ -21,21 +29,24 @@ use std::time::SystemTime;
 
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request};
+use http::request;
+use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use sha2::Sha256;
 
 use self::batch::Batch;
 pub(crate) use self::batch::{Part, Parts};
 pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
+pub use self::error::SignatureError;
 pub use self::explain::{Finding, Step};
 pub(crate) use self::explain::{digest_of, start_of};
+pub(crate) use self::media::Media;
+use self::media::NoForm;
 use self::pointer::Pointers;
 use self::query::Query;
 pub(crate) use self::query::decode;
-pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
-    Algorithm, Claim, Place, Scheme, SecretCoding, TOKEN, Tags, Timestamps,
+    Algorithm, Claim, Head, Made, Place, Scheme, SecretCoding, TOKEN, Tags,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
@@ -70,9 +81,6 @@ pub struct Sender {
 
 type Clock = dyn Fn() -> SystemTime + Send + Sync;
 
-/// The most tags in a request, each of which is compared with each secret.
-const MOST_TAGS: usize = 8;
-
 /// What the deliveries of a sender look like.
 #[derive(Clone)]
 pub(crate) struct Described {
@@ -85,6 +93,11 @@ pub(crate) struct Described {
     /// Boxed, since most have none.
     batch: Option<Box<Batch>>,
     challenges: Vec<Challenge>,
+    /// `None` for JSON alone.
+    content_types: Option<Box<[Media]>>,
+    success: Option<Reply>,
+    max_body: Option<u32>,
+    is_as_documented: bool,
 }
 
 impl Described {
@@ -99,8 +112,13 @@ impl Described {
         &self,
         headers: &HeaderMap,
         body: &[u8],
-        hmac: impl FnOnce(&[u8]) -> Option<String>,
+        hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
     ) -> Option<Option<Reply>> {
+        if self.challenges.is_empty() {
+            return None;
+        }
+        // A body that is no form is an event, too: the reading of its type refuses it.
+        let body = &*self.readable(body).ok()?;
         let mut challenges = self.challenges.iter();
         let challenge = challenges.find(|challenge| challenge.is_signed(headers, body))?;
         Some(challenge.reply_to_post(headers, body, hmac))
@@ -113,7 +131,34 @@ impl Described {
 
     /// Returns what the events have in common that are handled in order, if this one has it.
     pub(crate) fn order_of<'a>(&self, body: &'a [u8]) -> Option<Cow<'a, str>> {
-        self.order.find_in_delivery(body).ok()?
+        if self.order.is_empty() {
+            return None;
+        }
+        match self.readable(body).ok()? {
+            Cow::Borrowed(body) => self.order.find_in_delivery(body).ok()?,
+            Cow::Owned(body) => {
+                let found = self.order.find_in_delivery(&body).ok()??;
+                Some(Cow::Owned(found.into_owned()))
+            }
+        }
+    }
+
+    /// The content types that are accepted. `None` for JSON alone.
+    pub(crate) fn content_types(&self) -> Option<&[Media]> {
+        self.content_types.as_deref()
+    }
+
+    /// A body as JSON, in which pointers find their values: that of a form is an object.
+    pub(crate) fn readable<'a>(&self, body: &'a [u8]) -> Result<Cow<'a, [u8]>, NoForm> {
+        match &self.content_types {
+            None => Ok(body.into()),
+            types => media::readable(types.as_deref(), body),
+        }
+    }
+
+    /// What it wants to hear when a delivery was taken, if the answer of this crate is not enough.
+    pub(crate) fn success(&self) -> Option<&Reply> {
+        self.success.as_ref()
     }
 
     pub(crate) fn schemes(&self) -> &[Scheme] {
@@ -124,12 +169,11 @@ impl Described {
     #[inline]
     pub(crate) fn claim(
         &self,
-        method: &Method,
-        headers: &HeaderMap,
+        head: Head<'_>,
         now: impl Fn() -> SystemTime,
     ) -> Result<(&Scheme, Claim), SignatureError> {
         for scheme in &self.schemes {
-            match scheme.claim(method, headers, &now) {
+            match scheme.claim(head, &now) {
                 // Only an absent signature header leads on: after other errors, an attacker could choose the family.
                 Err(SignatureError::Missing) => {}
                 claim => return Ok((scheme, claim?)),
@@ -179,7 +223,8 @@ impl Sender {
 
     /// Whether a verifier of the application proves its deliveries.
     pub(crate) fn is_of_verifier(&self) -> bool {
-        self.described.schemes[0].headers.is_empty()
+        let scheme = &self.described.schemes[0];
+        scheme.headers.is_empty() && scheme.parameter().is_none() && !scheme.has_token_in_body()
     }
 
     /// Puts a brand in place of `Service` in the names of the chat platform's headers: `X-Acme-Hmac-Sha256` and
@@ -277,12 +322,17 @@ impl Sender {
         }
     }
 
-    /// The answer to a GET with this query if it is a challenge, or why it is refused.
-    pub(crate) fn greeted(&self, query: &str) -> Option<Result<Reply, &'static str>> {
-        let query = Query(query);
+    /// The answer to a request that proved nothing if it is a challenge, or why it is refused. `hmac` returns a tag under the
+    /// first secret.
+    pub(crate) fn greeted(
+        &self,
+        head: &request::Parts,
+        hmac: impl FnOnce(&[u8]) -> Option<Vec<u8>>,
+    ) -> Option<Result<Reply, &'static str>> {
         let mut challenges = self.described.challenges.iter();
-        let challenge = challenges.find(|it| it.is_in(&query))?;
+        let challenge = challenges.find(|it| it.is_in(head))?;
         if let Proof::Token(name) = &challenge.proof {
+            let query = Query(head.uri.query().unwrap_or_default());
             // A token that is given twice counts as none.
             let given = query.only(name).and_then(|token| token_tag(&token));
             // In constant time.
@@ -292,13 +342,28 @@ impl Sender {
             }
         }
         let nothing = "there is nothing in the challenge that may be echoed";
-        Some(challenge.reply_to_get(&query).ok_or(nothing))
+        Some(challenge.reply_to_head(head, hmac).ok_or(nothing))
     }
 
     /// Returns its name: that of the profile, or of the description.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.described.name
+    }
+
+    /// Returns the size limit of a body in bytes that suits this sender, if it sends more than 1 MiB:
+    /// [`max_body`](crate::Webhooks::max_body) sets another.
+    #[must_use]
+    pub fn max_body(&self) -> Option<usize> {
+        let bytes = self.described.max_body?;
+        usize::try_from(bytes).ok()
+    }
+
+    /// Whether its description was written from the sender's documentation alone: no library of its maker and no published
+    /// vector has judged it.
+    #[must_use]
+    pub fn is_as_documented(&self) -> bool {
+        self.described.is_as_documented
     }
 
     /// Whether the signature covers the key, so that a captured delivery cannot be sent again under another key.
@@ -454,7 +519,7 @@ mod tests {
         assert_eq!(platform.policy(), SenderPolicy::default());
         assert!(!platform.covers_key() && !platform.needs_replay_guard());
         assert!(!platform.is_asymmetric() && platform.order().is_empty());
-        assert!(platform.check().is_ok() && platform.greeted("challenge=1").is_none());
+        assert!(platform.check().is_ok() && platform.described.challenges.is_empty());
         let text = Sender::profile("chat-platform").unwrap();
         let copy = text
             .replace("chat-platform", "copy")

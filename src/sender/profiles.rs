@@ -1,11 +1,15 @@
-//! The senders that are known by name: a description of each, in the form that an operator writes.
+//! The senders that are known by name: a description of each, in the form that an operator writes. Those that have
+//! constructors are a file each, and all others a line of `profiles/others.jsonl`.
 
 use super::Sender;
 use super::description::Description;
 use crate::config::ConfigError;
 
 macro_rules! profiles {
-    ($($(#[$doc:meta])* $name:ident $(($url:ident))? = $file:literal $(if $feature:tt)?;)*) => {
+    (
+        $($(#[$doc:meta])* $name:ident $(($url:ident))? = $file:literal $(if $feature:tt)?;)*
+        @others $($other:literal $(if $feature_of_other:tt)?;)*
+    ) => {
         impl Sender {$(
             $(#[$doc])*
             $(#[cfg(feature = $feature)])?
@@ -19,7 +23,10 @@ macro_rules! profiles {
         )*
 
             /// The names of the profiles, which [`named`](Self::named) takes.
-            pub const PROFILES: &[&str] = &[$($(#[cfg(feature = $feature)])? $file),*];
+            pub const PROFILES: &[&str] = &[
+                $($(#[cfg(feature = $feature)])? $file,)*
+                $($(#[cfg(feature = $feature_of_other)])? $other,)*
+            ];
 
             /// Returns the description of a profile in JSON: the start of one that you [write](crate::docs::senders#another-sender).
             #[must_use]
@@ -27,11 +34,18 @@ macro_rules! profiles {
                 match name {
                     // Also without its feature: the error then names the feature, and not an unknown profile.
                     $($file => Some(include_str!(concat!("profiles/", $file, ".json"))),)*
-                    _ => None,
+                    name => other(name),
                 }
             }
         }
     };
+}
+
+/// The description of a profile without a file of its own.
+fn other(name: &str) -> Option<&'static str> {
+    let mut lines = include_str!("profiles/others.jsonl").lines();
+    let begin = format!("{{\"name\": \"{name}\",");
+    lines.find(|line| line.starts_with(&begin))
 }
 
 profiles! {
@@ -79,6 +93,8 @@ profiles! {
     meta = "meta";
     /// GitLab, with a secret token.
     gitlab = "gitlab";
+    /// GitLab, with a signing token, as Standard Webhooks.
+    gitlab_signed = "gitlab-signed";
     /// Bitbucket Cloud.
     bitbucket = "bitbucket";
     /// Jira Cloud, with webhooks of an administrator.
@@ -89,6 +105,75 @@ profiles! {
     discord = "discord" if "public-keys";
     /// SendGrid's event webhook, with its verification key. Its events come in [batches](crate::docs::senders#batches).
     sendgrid = "sendgrid" if "public-keys";
+
+    @others
+    "airtable";
+    "airwallex";
+    "alertmanager";
+    "anthropic";
+    "calcom";
+    "calendly";
+    "chargebee";
+    "checkout";
+    "circle" if "public-keys";
+    "circleci";
+    "coinbase-commerce";
+    "courier";
+    "customerio";
+    "discord-events" if "public-keys";
+    "docusign";
+    "dropbox";
+    "elevenlabs";
+    "enode";
+    "fastspring";
+    "figma";
+    "gitea";
+    "github-secret-scanning" if "public-keys";
+    "gocardless";
+    "grafana";
+    "grafana-timestamp";
+    "huggingface";
+    "intercom";
+    "intuit";
+    "knock";
+    "lemon-squeezy";
+    "linkedin";
+    "lithic";
+    "mux";
+    "notion";
+    "nylas";
+    "okta";
+    "orb";
+    "pagerduty";
+    "paystack";
+    "persona";
+    "polar";
+    "postmark";
+    "pusher";
+    "pylon";
+    "razorpay";
+    "recharge";
+    "retell";
+    "revolut";
+    "sanity";
+    "segment";
+    "sentry";
+    "slack-commands";
+    "slack-interactivity";
+    "smartcar";
+    "tally";
+    "telnyx" if "public-keys";
+    "tiktok";
+    "trello";
+    "twitter";
+    "typeform";
+    "vercel";
+    "wise" if "public-keys";
+    "woocommerce";
+    "workos";
+    "xero";
+    "zendesk";
+    "zerohash";
 }
 
 impl Sender {
@@ -128,4 +213,29 @@ impl Sender {
 #[allow(clippy::expect_used, reason = "a test reads all of them")]
 fn known(name: &str, url: Option<&str>) -> Sender {
     Sender::named(name, url).expect("a description without mistakes")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_line_of_the_others_has_a_name() {
+        let lines = include_str!("profiles/others.jsonl").lines();
+        let mut before = String::new();
+        for line in lines {
+            let description: serde_json::Value = serde_json::from_str(line).unwrap();
+            let name = description["name"].as_str().unwrap();
+            assert_eq!(Sender::profile(name), Some(line));
+            assert!(*before < *name, "{name} is not in its place");
+            before = name.to_owned();
+            let needs_keys = Sender::from_json(line).is_err() && cfg!(not(feature = "public-keys"));
+            assert!(
+                needs_keys
+                    || description.to_string().contains("{url}")
+                    || Sender::PROFILES.contains(&name),
+                "{name}"
+            );
+        }
+    }
 }

@@ -3,19 +3,18 @@
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
-use std::{mem, slice};
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
-use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri};
 use serde::Deserialize;
 use serde_json::Value;
-use sha2::Sha256;
 
-use super::MOST_TAGS;
+use super::error::SignatureError;
 use super::pointer::Pointers;
+use super::rare::Rare;
+use super::tag::MOST_TAGS;
+pub(crate) use super::tag::{Algorithm, Coding, TOKEN, Tag, Tags};
 pub(crate) use super::timestamp::Unit;
+use crate::event::EventKind;
 
 /// How one sender signs, and where key and event type stand.
 #[derive(Clone, Debug)]
@@ -34,52 +33,8 @@ pub(crate) struct Scheme {
     /// Empty for a sender without keys. Several are one key together.
     pub(crate) key: Vec<Place>,
     pub(crate) kind: Place,
-}
-
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Algorithm {
-    HmacSha256,
-    HmacSha1,
-    Token,
-    Ed25519,
-    /// With SHA-256. The tag is in DER.
-    EcdsaP256,
-}
-
-impl Algorithm {
-    /// Whether it signs with a private key, and verifies with a public one.
-    pub(crate) fn is_asymmetric(self) -> bool {
-        matches!(self, Self::Ed25519 | Self::EcdsaP256)
-    }
-}
-
-/// How a tag is written.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Coding {
-    Hex,
-    HexAnyCase,
-    Base64,
-}
-
-impl Coding {
-    /// Returns the number of bytes. `None` if they do not fit.
-    #[inline]
-    fn decode(self, text: &[u8], to: &mut [u8]) -> Option<usize> {
-        Some(match self {
-            Self::Hex => base16ct::lower::decode(text, to).ok()?.len(),
-            Self::HexAnyCase => base16ct::mixed::decode(text, to).ok()?.len(),
-            Self::Base64 => BASE64_STANDARD.decode_slice(text, to).ok()?,
-        })
-    }
-
-    /// `None` if there are not `N` bytes.
-    #[inline]
-    fn decode_all<const N: usize>(self, text: &[u8]) -> Option<[u8; N]> {
-        let mut bytes = [0; N];
-        (self.decode(text, &mut bytes)? == N).then_some(bytes)
-    }
+    /// What only few senders have.
+    pub(super) rare: Option<Box<Rare>>,
 }
 
 /// How a secret is written.
@@ -91,14 +46,28 @@ pub(crate) enum SecretCoding {
     /// After `whsec_`, if that stands there.
     Base64,
     Hex,
+    /// Either counts, because the sender has changed its mind.
+    TextOrBase64,
 }
 
 /// Where a key or an event type stands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Place {
     None,
     Header(HeaderName),
     Body(Pointers),
+    /// An event type that is put together.
+    Made(Box<Made>),
+}
+
+/// An event type of several texts, or one that may be missing.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Made {
+    pub(crate) parts: Vec<Place>,
+    /// What stands between them.
+    pub(crate) with: String,
+    /// In place of one that is missing.
+    pub(crate) default: Option<EventKind>,
 }
 
 impl Place {
@@ -139,7 +108,35 @@ pub(super) enum At {
 pub(crate) struct Claim {
     pub(crate) tags: Tags,
     /// Before and after it. Boxed, since many sign the body alone, and a claim is moved with the state of a request.
-    around: Option<Box<[Vec<u8>; 2]>>,
+    around: Option<Box<Around>>,
+}
+
+#[derive(Debug, Default)]
+struct Around {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    /// Of further lists of elements, of which one is enough.
+    others: Vec<Claim>,
+}
+
+/// The head of a request. The target is known where a request is received.
+#[derive(Clone, Copy)]
+pub(crate) struct Head<'a> {
+    pub(crate) method: &'a Method,
+    pub(crate) uri: Option<&'a Uri>,
+    pub(crate) headers: &'a HeaderMap,
+}
+
+impl<'a> Head<'a> {
+    /// Of a POST.
+    pub(crate) fn of_post(uri: Option<&'a Uri>, headers: &'a HeaderMap) -> Self {
+        let method = &Method::POST;
+        Self {
+            method,
+            uri,
+            headers,
+        }
+    }
 }
 
 impl Claim {
@@ -165,162 +162,34 @@ impl Claim {
     pub(crate) fn around(&self, before: Vec<u8>, after: Vec<u8>) -> Self {
         Self {
             tags: self.tags.clone(),
-            around: Some(Box::new([before, after])),
+            around: Some(Box::new(Around {
+                before,
+                after,
+                others: Vec::new(),
+            })),
         }
     }
 
     #[inline]
     pub(crate) fn before(&self) -> &[u8] {
-        self.around.as_ref().map_or(b"", |around| &around[0])
+        self.around.as_ref().map_or(b"", |around| &around.before)
     }
 
     #[inline]
     pub(crate) fn after(&self) -> &[u8] {
-        self.around.as_ref().map_or(b"", |around| &around[1])
+        self.around.as_ref().map_or(b"", |around| &around.after)
     }
-}
 
-/// The candidates of a request. Nearly always, there is one, which takes no allocation.
-#[derive(Clone, Debug, Default)]
-pub(crate) enum Tags {
-    #[default]
-    None,
-    One(Tag),
-    Several(Vec<Tag>),
-}
-
-impl Tags {
     #[inline]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
-        let tags = match self {
-            Self::None => &[],
-            Self::One(tag) => slice::from_ref(tag),
-            Self::Several(tags) => &tags[..],
-        };
-        tags.iter().map(Tag::bytes)
+    pub(crate) fn others(&self) -> &[Self] {
+        self.around.as_ref().map_or(&[], |around| &around.others)
     }
 
-    /// Refuses a tag that is one too many.
-    #[inline]
-    fn push(&mut self, tag: Tag) -> Result<(), SignatureError> {
-        *self = match mem::take(self) {
-            Self::None => Self::One(tag),
-            Self::One(first) => Self::Several(vec![first, tag]),
-            Self::Several(mut tags) if tags.len() < MOST_TAGS => {
-                tags.push(tag);
-                Self::Several(tags)
-            }
-            Self::Several(_) => return Err(SignatureError::Malformed),
-        };
-        Ok(())
+    pub(super) fn with_others(mut self, others: Vec<Self>) -> Self {
+        self.around.get_or_insert_default().others = others;
+        self
     }
 }
-
-#[derive(Clone, Debug)]
-pub(crate) enum Tag {
-    Sha256([u8; 32]),
-    Sha1([u8; 20]),
-    /// A signature made with a private key. Verifying one takes so long that the allocation does not matter.
-    Long(Box<[u8]>),
-}
-
-impl Tag {
-    #[inline]
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Sha256(bytes) => bytes,
-            Self::Sha1(bytes) => bytes,
-            Self::Long(bytes) => bytes,
-        }
-    }
-
-    /// `coding` is `None` for a token.
-    fn decode(text: &[u8], algorithm: Algorithm, coding: Option<Coding>) -> Option<Self> {
-        match algorithm {
-            Algorithm::Token if text.is_empty() => None,
-            Algorithm::Token => {
-                // A secret is kept only as a keyed state, so the token becomes a key, too: hashes are compared.
-                let hash = Hmac::<Sha256>::new_from_slice(text).ok()?;
-                Some(Self::Sha256(
-                    hash.chain_update(TOKEN).finalize().into_bytes().into(),
-                ))
-            }
-            Algorithm::HmacSha256 => coding?.decode_all(text).map(Self::Sha256),
-            Algorithm::HmacSha1 => coding?.decode_all(text).map(Self::Sha1),
-            Algorithm::Ed25519 => {
-                let bytes: [u8; 64] = coding?.decode_all(text)?;
-                Some(Self::Long(bytes.into()))
-            }
-            Algorithm::EcdsaP256 => {
-                // DER of two integers: at least 2 + 2 * 3 bytes, and at most 2 + 2 * 35.
-                let mut bytes = [0; 72];
-                let length = coding?.decode(text, &mut bytes)?;
-                (length >= 8).then(|| Self::Long(bytes[..length].into()))
-            }
-        }
-    }
-}
-
-/// What is hashed in place of the body to compare a token, under the token as the secret.
-pub(crate) const TOKEN: &[u8] = b"tower-webhook: a token";
-
-/// The reason why a signature was refused. It is logged, and is not part of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SignatureError {
-    /// There is no signature header.
-    Missing,
-    /// There are several signature headers.
-    Doubled,
-    /// The header's value is not in the sender's form: for the chat platform, 64 lowercase hex digits.
-    Malformed,
-    /// Another header that the sender signs or always sends is missing, empty, repeated or different.
-    Incomplete,
-    /// The timestamp is missing, or not in the sender's form.
-    Timestamp,
-    /// The timestamp is too old, or too far ahead.
-    Stale {
-        /// How old it is, in seconds. It is negative if the timestamp is ahead of this machine's clock.
-        age: i64,
-        /// The most that is accepted in this direction, in seconds.
-        most: i64,
-    },
-    /// The value is wrong for every secret.
-    Wrong,
-    /// Another reason, which a [`Verifier`](crate::signature::Verifier) gives.
-    Other(&'static str),
-}
-
-impl SignatureError {
-    /// The same text for all values of a variant.
-    pub(crate) fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "the signature header is missing",
-            Self::Doubled => "there are several signature headers",
-            Self::Malformed => {
-                "the signature is not in the sender's form, by default 64 lowercase hex digits"
-            }
-            Self::Incomplete => "a header that the sender signs is missing, empty or repeated",
-            Self::Timestamp => "the timestamp is missing or not in the sender's form",
-            Self::Stale { .. } => "the timestamp is too old or too far ahead",
-            Self::Wrong => "the signature is wrong for every secret",
-            Self::Other(reason) => reason,
-        }
-    }
-}
-
-messages! {
-    SignatureError {
-        // 3,000 years. Read as seconds, milliseconds of today are in the year 58,000.
-        Self::Stale { age: ..-100_000_000_000, .. } => "the timestamp is in milliseconds, and not in seconds";
-        Self::Stale { age: age @ ..0, most } => "the timestamp is {} s ahead of this machine's clock, and {most} s at most are \
-            accepted", age.unsigned_abs();
-        Self::Stale { age, most } => "the timestamp is {age} s old, and {most} s at most are accepted";
-        other => "{}", other.as_str();
-    }
-}
-
-impl std::error::Error for SignatureError {}
 
 impl Scheme {
     /// Whether one of its signature headers is there.
@@ -355,7 +224,7 @@ impl Scheme {
     /// Whether what stands there cannot be changed without the secret.
     pub(super) fn covers(&self, place: &Place) -> bool {
         match place {
-            Place::None => false,
+            Place::None | Place::Made(_) => false,
             Place::Header(name) => self.signs(name),
             Place::Body(_) => true,
         }
@@ -390,11 +259,26 @@ impl Scheme {
     #[inline]
     pub(super) fn claim(
         &self,
-        method: &Method,
-        headers: &HeaderMap,
+        head: Head<'_>,
         now: impl Fn() -> SystemTime,
     ) -> Result<Claim, SignatureError> {
-        let read = self.elements_of(headers)?;
+        match &self.rare {
+            None => self.claim_of(self.elements_of(head.headers)?, head, now),
+            Some(rare) => self.rare_claim(rare, head, &now),
+        }
+    }
+
+    /// The same, of the elements of its signature headers.
+    #[inline]
+    pub(super) fn claim_of(
+        &self,
+        read: Elements<'_>,
+        head: Head<'_>,
+        now: impl Fn() -> SystemTime,
+    ) -> Result<Claim, SignatureError> {
+        let Head {
+            method, headers, ..
+        } = head;
         for (name, value) in &self.require {
             if only(headers, name)? != value.as_bytes() {
                 return Err(SignatureError::Incomplete);
@@ -436,12 +320,23 @@ impl Scheme {
         };
         let around = match (&self.before[..], &self.after[..]) {
             ([], []) => None,
-            (before, after) => Some(Box::new([write(before)?, write(after)?])),
+            (before, after) => Some(Box::new(Around {
+                before: write(before)?,
+                after: write(after)?,
+                others: Vec::new(),
+            })),
         };
         Ok(Claim {
             tags: read.tags,
             around,
         })
+    }
+
+    /// Whether something of it stands in the body.
+    #[inline]
+    pub(crate) fn reads_body(&self) -> bool {
+        let time = self.timestamp.as_ref();
+        time.is_some_and(|it| matches!(it.at, At::Body(_))) || self.has_token_in_body()
     }
 
     /// The timestamp, if it stands in the body.
@@ -450,15 +345,18 @@ impl Scheme {
         time.filter(|it| matches!(it.at, At::Body(_)))
     }
 
+    /// Checks a timestamp that stands in the verified body.
+    pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
+        let time = self.timestamp.as_ref();
+        time.map_or(Ok(()), |time| time.check_body(body, now))
+    }
+
     #[inline]
     pub(super) fn elements_of<'a>(
         &self,
         headers: &'a HeaderMap,
     ) -> Result<Elements<'a>, SignatureError> {
-        let mut read = Elements {
-            tags: Tags::default(),
-            sources: Vec::new(),
-        };
+        let mut read = Elements::default();
         let mut is_missing = true;
         for name in &self.headers {
             let mut values = headers.get_all(name).iter();
@@ -483,14 +381,15 @@ impl Scheme {
         }
     }
 
-    fn element<'a>(
+    pub(super) fn element<'a>(
         &self,
         element: &'a [u8],
         read: &mut Elements<'a>,
     ) -> Result<(), SignatureError> {
         if let Some(tag) = element.strip_prefix(self.prefix.as_bytes()) {
             let tag = Tag::decode(tag, self.algorithm, self.coding);
-            return read.tags.push(tag.ok_or(SignatureError::Malformed)?);
+            let most = MOST_TAGS.max(self.headers.len());
+            return read.tags.push(tag.ok_or(SignatureError::Malformed)?, most);
         }
         let Some(at) = element.iter().position(|&byte| byte == b'=') else {
             // In a list, a piece without a name is skipped. A value alone must be a tag.
@@ -548,7 +447,7 @@ impl Scheme {
         Some([write(&self.before)?, write(&self.after)?])
     }
 
-    /// The signature header with this tag.
+    /// The signature header with this tag. `None` if it stands elsewhere.
     pub(crate) fn header(&self, tag: &[u8], now: SystemTime) -> Option<(&HeaderName, HeaderValue)> {
         let tag = self.written(tag)?;
         let mut value = String::new();
@@ -559,16 +458,15 @@ impl Scheme {
         }
         value += &self.prefix;
         value += &tag;
-        Some((&self.headers[0], HeaderValue::from_str(&value).ok()?))
+        Some((self.headers.first()?, HeaderValue::from_str(&value).ok()?))
     }
 
     /// A tag as the header has it, without its prefix.
     pub(crate) fn written(&self, tag: &[u8]) -> Option<String> {
-        Some(match self.coding {
-            None => String::from_utf8(tag.to_vec()).ok()?,
-            Some(Coding::Base64) => BASE64_STANDARD.encode(tag),
-            Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
-        })
+        match self.coding {
+            None => String::from_utf8(tag.to_vec()).ok(),
+            Some(coding) => Some(coding.encode(tag)),
+        }
     }
 
     /// Whether a text is a tag as the header has it.
@@ -600,8 +498,9 @@ impl Scheme {
 }
 
 /// What the signature headers of a request hold.
+#[derive(Default)]
 pub(super) struct Elements<'a> {
-    tags: Tags,
+    pub(super) tags: Tags,
     sources: Vec<(&'a [u8], &'a [u8])>,
 }
 

@@ -7,20 +7,20 @@ use hmac::digest::CtOutput;
 use hmac::digest::array::Array;
 use hmac::{Hmac, Mac};
 use sha1::Sha1;
-use sha2::Sha256;
+use sha2::{Digest, Sha256, Sha512};
 
 use super::compare::any;
 use super::keys::Verification;
 use super::secret::{Secret, Secrets};
 use super::verify::Matched;
-use crate::sender::{
-    Algorithm, Claim, Scheme, SecretCoding, Sender, SignatureError, TOKEN, Tags, Timestamps,
-};
+use crate::sender::{Algorithm, Claim, Scheme, SecretCoding, Sender, SignatureError, TOKEN, Tags};
 
 /// A hash under one secret, before it is complete.
 pub(super) enum Keyed {
     Sha256(Hmac<Sha256>),
     Sha1(Hmac<Sha1>),
+    /// Boxed, because it is larger than that of nearly all senders.
+    Sha512(Box<Hmac<Sha512>>),
 }
 
 impl Keyed {
@@ -30,11 +30,13 @@ impl Keyed {
         match algorithm {
             // First: whoever knows a public key could make this tag, too.
             _ if secret.is_public() => None,
-            Algorithm::Ed25519 | Algorithm::EcdsaP256 => None,
-            Algorithm::HmacSha1 => Some(Self::Sha1(secret.keyed_sha1())),
             Algorithm::HmacSha256 | Algorithm::Token => {
                 Some(Self::Sha256(secret.decoded(coding)?.clone()))
             }
+            Algorithm::HmacSha1 => Some(Self::Sha1(secret.keyed_sha1())),
+            Algorithm::HmacSha512 => Some(Self::Sha512(Box::new(secret.keyed_sha512()))),
+            // It has a private key.
+            _ => None,
         }
     }
 
@@ -43,6 +45,7 @@ impl Keyed {
         match self {
             Self::Sha256(hash) => hash.update(bytes),
             Self::Sha1(hash) => hash.update(bytes),
+            Self::Sha512(hash) => hash.update(bytes),
         }
     }
 
@@ -51,6 +54,7 @@ impl Keyed {
         match self {
             Self::Sha256(hash) => hash.finalize().into_bytes().to_vec(),
             Self::Sha1(hash) => hash.finalize().into_bytes().to_vec(),
+            Self::Sha512(hash) => hash.finalize().into_bytes().to_vec(),
         }
     }
 
@@ -71,6 +75,12 @@ impl Keyed {
                     Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
+            Self::Sha512(hash) => {
+                let own = hash.finalize();
+                any(candidates.iter(), |tag| {
+                    Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
+                })
+            }
         }
     }
 }
@@ -80,6 +90,8 @@ enum Check {
     Hash(Keyed),
     /// Boxed, because it is large, and slow all the same.
     Key(Box<Verification>),
+    /// Under a secret that may be read in two ways.
+    Either(Box<[Keyed; 2]>),
 }
 
 impl Check {
@@ -90,7 +102,13 @@ impl Check {
             let verification = secret.public()?.begin(how.algorithm, tags)?;
             return Some(Self::Key(Box::new(verification)));
         }
-        Keyed::new(secret, how.algorithm, how.coding).map(Self::Hash)
+        let keyed = Keyed::new(secret, how.algorithm, how.coding)?;
+        if how.coding == SecretCoding::TextOrBase64
+            && let Some(decoded) = Keyed::new(secret, how.algorithm, SecretCoding::Base64)
+        {
+            return Some(Self::Either(Box::new([keyed, decoded])));
+        }
+        Some(Self::Hash(keyed))
     }
 
     #[inline]
@@ -101,18 +119,35 @@ impl Check {
         match self {
             Self::Hash(hash) => hash.update(bytes),
             Self::Key(verification) => verification.update(bytes),
+            Self::Either(hashes) => hashes.iter_mut().for_each(|it| it.update(bytes)),
         }
     }
 
-    /// Compares what was hashed with every candidate, in constant time. Returns whether one is right.
+    /// Compares what was hashed with every candidate, in constant time. Returns whether one is right. `body` is for what
+    /// could not be hashed as it arrived.
     #[inline]
-    fn matches_one(mut self, how: How, claim: &Claim) -> bool {
+    fn matches_one(mut self, how: How, claim: &Claim, body: &[u8]) -> bool {
+        if how.signs_digest {
+            self.update(digest(body).as_bytes());
+        }
         self.update(how.after(claim));
         match self {
             Self::Hash(hash) => hash.matches_one(&claim.tags),
-            Self::Key(verification) => verification.matches_one(&claim.tags),
+            Self::Key(verification) => {
+                let signed = |body| [claim.before(), body, claim.after()];
+                match how.signs_digest {
+                    true => verification.matches_one(&claim.tags, signed(digest(body).as_bytes())),
+                    false => verification.matches_one(&claim.tags, signed(body)),
+                }
+            }
+            Self::Either(hashes) => any(*hashes, |it| it.matches_one(&claim.tags)),
         }
     }
+}
+
+/// The SHA-256 of a body in hex.
+fn digest(body: &[u8]) -> String {
+    base16ct::lower::encode_string(&Sha256::digest(body))
 }
 
 /// What of a scheme is needed for the body.
@@ -120,6 +155,7 @@ impl Check {
 pub(super) struct How {
     algorithm: Algorithm,
     coding: SecretCoding,
+    signs_digest: bool,
 }
 
 impl How {
@@ -127,6 +163,7 @@ impl How {
     pub(super) const PLAIN: Self = Self {
         algorithm: Algorithm::HmacSha256,
         coding: SecretCoding::Text,
+        signs_digest: false,
     };
 
     /// Under the secret's text.
@@ -153,13 +190,15 @@ impl How {
         };
         let numbered = all.into_iter().enumerate();
         let others = numbered.filter(move |(index, (_, coding))| is_other(*index, *coding));
-        others.map(move |(_, (what, coding))| (what, Self { algorithm, coding }))
+        let own = Self::of(scheme);
+        others.map(move |(_, (what, coding))| (what, Self { coding, ..own }))
     }
 
     pub(super) fn of(scheme: &Scheme) -> Self {
         Self {
             algorithm: scheme.algorithm,
             coding: scheme.secret,
+            signs_digest: scheme.signs_digest(),
         }
     }
 
@@ -168,6 +207,8 @@ impl How {
         match self.algorithm {
             // A token proves who sent the body, and not what is in it.
             Algorithm::Token => b"",
+            // Its digest is hashed when it is complete.
+            _ if self.signs_digest => b"",
             _ => body,
         }
     }
@@ -187,10 +228,22 @@ pub(super) fn signer(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Op
         Check::new(secret, how, &claim.tags).is_some_and(|mut check| {
             check.update(claim.before());
             check.update(how.part(body));
-            check.matches_one(how, claim)
+            check.matches_one(how, claim, body)
         })
     };
     first(set.iter().map(matches))
+}
+
+/// The same for the further lists of elements, of which one is enough.
+#[cold]
+pub(super) fn signer_of_others(
+    set: &[Secret],
+    how: How,
+    claim: &Claim,
+    body: &[u8],
+) -> Option<usize> {
+    let mut others = claim.others().iter();
+    others.find_map(|claim| signer(set, how, claim, body))
 }
 
 /// The index of the first that is true. All are computed.
@@ -207,8 +260,8 @@ pub(super) struct Checked {
     checks: Checks,
     claim: Claim,
     how: How,
-    /// If it stands in the body, as Linear's. The sender has the clock.
-    body_time: Option<Box<(Timestamps, Sender)>>,
+    /// The scheme of this number reads the body once it is complete. The sender has the clock.
+    late: Option<Box<(usize, Sender)>>,
 }
 
 /// One for each secret: `None` if it is not in the sender's form. One alone, as usual, takes no allocation.
@@ -253,9 +306,11 @@ impl Checked {
             checks,
             claim,
             how,
-            body_time: scheme
-                .body_time()
-                .map(|it| Box::new((it.clone(), sender.clone()))),
+            late: scheme.reads_body().then(|| {
+                let mut schemes = sender.described().schemes().iter();
+                let number = schemes.position(|it| std::ptr::eq(it, scheme));
+                Box::new((number.unwrap_or_default(), sender.clone()))
+            }),
         }
     }
 
@@ -267,8 +322,13 @@ impl Checked {
     /// Compares the tags with the claimed ones. `body` is all that was hashed: should the set have been replaced
     /// meanwhile, it is hashed again, since a removed secret proves nothing.
     pub(super) fn verify(mut self, body: &[u8]) -> Result<Matched, SignatureError> {
+        let late = self.late.as_deref();
+        let late = late.map(|(number, sender)| (&sender.described().schemes()[*number], sender));
+        if let Some((scheme, sender)) = late {
+            add_token(&mut self.claim, scheme, sender, body)?;
+        }
         let (how, claim) = (self.how, &self.claim);
-        let matches = |it: Option<Check>| it.is_some_and(|it| it.matches_one(how, claim));
+        let matches = |it: Option<Check>| it.is_some_and(|it| it.matches_one(how, claim, body));
         let index = match self.checks {
             _ if !self.secrets.is_current(&self.set) => {
                 self.set = self.secrets.current();
@@ -277,12 +337,46 @@ impl Checked {
             Checks::One(check) => matches(check).then_some(0),
             Checks::Several(checks) => first(checks.into_iter().map(matches)),
         };
-        let index = index.ok_or(SignatureError::Wrong)?;
-        if let Some(it) = &self.body_time {
-            let (time, sender) = &**it;
-            time.check_body(body, sender.now())?;
+        let of_others = || signer_of_others(&self.set, how, claim, body);
+        let index = index.or_else(of_others).ok_or(SignatureError::Wrong)?;
+        if let Some((scheme, sender)) = late {
+            check_body(scheme, sender, body)?;
         }
         Ok(Matched::new(&self.set[index], index))
+    }
+}
+
+/// Checks what stands in a verified body.
+pub(super) fn check_body(
+    scheme: &Scheme,
+    sender: &Sender,
+    body: &[u8],
+) -> Result<(), SignatureError> {
+    let body = sender.described().readable(body);
+    scheme.check_body(&body.map_err(|_| SignatureError::Timestamp)?, sender.now())
+}
+
+/// Adds the token that stands in the body, if it is there that it stands.
+#[cold]
+pub(super) fn add_token(
+    claim: &mut Claim,
+    scheme: &Scheme,
+    sender: &Sender,
+    body: &[u8],
+) -> Result<(), SignatureError> {
+    if !scheme.has_token_in_body() {
+        return Ok(());
+    }
+    let body = sender.described().readable(body);
+    let token = scheme.token_in(&body.map_err(|_| SignatureError::Malformed)?)?;
+    match (token, &claim.tags) {
+        (Some(_), Tags::One(_) | Tags::Several(_)) => Err(SignatureError::Doubled),
+        (Some(token), Tags::None) => {
+            claim.tags = Tags::One(token);
+            Ok(())
+        }
+        (None, Tags::None) => Err(SignatureError::Missing),
+        (None, _) => Ok(()),
     }
 }
 
@@ -290,10 +384,11 @@ impl Checked {
 mod tests {
     use std::time::SystemTime;
 
-    use http::{HeaderMap, Method};
+    use http::HeaderMap;
 
     use super::super::compare::COMPARISONS;
     use super::*;
+    use crate::sender::Head;
 
     /// Verifies `{}` with these tags. Returns which secret made one of them, and the number of comparisons.
     fn verify(sender: &Sender, set: &Secrets, tags: &[String]) -> (Option<usize>, usize) {
@@ -304,7 +399,7 @@ mod tests {
         )]);
         let claim = sender
             .described()
-            .claim(&Method::POST, &headers, SystemTime::now);
+            .claim(Head::of_post(None, &headers), SystemTime::now);
         let mut checked = Checked::new(set, sender, claim.unwrap());
         checked.update(b"{}");
         COMPARISONS.set(0);

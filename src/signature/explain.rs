@@ -6,14 +6,16 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{Method, Request};
 
-use super::checked::{How, Keyed, signer};
+use super::checked::{How, Keyed, add_token, signer, signer_of_others};
 use super::headers::{declared_length, kind_and_key};
 use super::refusal::Refusal;
 use super::secret::{Secret, Secrets};
 use super::sign::check;
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
-use crate::sender::{Claim, Finding, Scheme, Sender, SignatureError, Step, digest_of, start_of};
+use crate::sender::{
+    Claim, Finding, Head, Scheme, Sender, SignatureError, Step, digest_of, start_of,
+};
 
 /// Why a request is accepted or refused.
 #[derive(Clone, Debug)]
@@ -72,8 +74,8 @@ impl Sender {
         let mut steps = Vec::new();
         let is_signed = match (request.method(), request.uri().query()) {
             (&Method::POST, _) => self.explain_post(secrets, request, &mut steps),
-            (&Method::GET, Some(query)) => {
-                steps.push(match self.greeted(query) {
+            (&Method::GET | &Method::HEAD | &Method::OPTIONS, _) => {
+                steps.push(match self.greeted(&request.clone().into_parts().0, |_| Some(Vec::new())) {
                     Some(Ok(reply)) => Step::right(format!("it is a challenge, answered with {}", reply.status)),
                     Some(Err(reason)) => Step::wrong(reason),
                     None => Step::wrong("it is no challenge that the description names, and deliveries are sent with POST"),
@@ -115,14 +117,19 @@ impl Sender {
         let found = scheme.explain(headers);
         let is_in_form = found.iter().all(|it| it.finding != Finding::Wrong);
         steps.extend(found);
-        let mut claim = self.described().claim(request.method(), headers, || now);
+        let head = Head::of_post(Some(request.uri()), headers);
+        let mut claim = self.described().claim(head, || now);
         steps.extend(scheme.explain_time(headers, now));
         if let Err(SignatureError::Stale { age, .. }) = claim {
             // As when it was sent: whether the signature is right is another question.
             if let Some(then) = when(now, age) {
-                claim = self.described().claim(request.method(), headers, || then);
+                claim = self.described().claim(head, || then);
             }
         }
+        let claim = claim.and_then(|(scheme, mut claim)| {
+            add_token(&mut claim, scheme, self, body)?;
+            Ok((scheme, claim))
+        });
         let (scheme, claim) = match claim {
             Ok(claim) => claim,
             Err(error) => {
@@ -161,6 +168,9 @@ impl Sender {
     ) -> bool {
         let (set, how) = (secrets.current(), How::of(scheme));
         let index = signer(&set, how, claim, body);
+        let index = index.or_else(|| signer_of_others(&set, how, claim, body));
+        let digest = scheme.digest(body);
+        let hashed = digest.as_ref().map_or(body, |it| it.as_bytes());
         if scheme.is_token() {
             steps.push(Step::note(
                 "nothing is signed: the token is compared with each secret",
@@ -171,13 +181,13 @@ impl Sender {
                 scheme.explain_content(body)
             )));
             if !(claim.before().is_empty() && claim.after().is_empty()) {
-                let all = [claim.before(), body, claim.after()].concat();
+                let all = [claim.before(), hashed, claim.after()].concat();
                 steps.push(Step::note(format!("together, that is {}", digest_of(&all))));
             }
         }
         let labels = secrets.labels();
         for (secret, label) in set.iter().zip(&labels) {
-            let own = tag(secret, scheme, [claim.before(), body, claim.after()]);
+            let own = tag(secret, scheme, [claim.before(), hashed, claim.after()]);
             if let Some(own) = own.filter(|_| index.is_none()) {
                 let text = format!(
                     "with the secret {label}, the signature would be {}",
@@ -212,7 +222,7 @@ impl Sender {
         let (headers, body) = (request.headers(), request.body());
         let challenge = self
             .described()
-            .challenge(headers, body, |_| Some(String::new()));
+            .challenge(headers, body, |_| Some(Vec::new()));
         if let Some(reply) = challenge {
             return steps.push(match reply {
                 Some(_) => Step::right("it is a challenge, which the layer answers"),

@@ -330,13 +330,21 @@ fn filtered<B>(
     }
 }
 
+fn said<B>(reply: Reply) -> Response<ResponseBody<B>> {
+    let mut response = ResponseBody::plain(reply.status, reply.content_type, reply.body);
+    if let Some(header) = reply.header {
+        response.headers_mut().insert(header.0, header.1);
+    }
+    response
+}
+
 /// The response to a challenge, which has a kind if it was verified.
 fn replied<B>(
     reply: Reply,
     kind: Option<EventKind>,
     span: &DeliverySpan,
 ) -> Response<ResponseBody<B>> {
-    let mut response = ResponseBody::plain(reply.status, reply.content_type, reply.body);
+    let mut response = said(reply);
     span.finish(match kind {
         Some(kind) => Decision::sent_as(&mut response, kind),
         None => {

@@ -9,7 +9,7 @@ use http::header::{
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Place, Sender, key as sender_key};
+use crate::sender::{Made, Media, Place, Sender, key as sender_key};
 
 /// The length that the `Content-Length` header declares, if there is one. Refuses what a proxy may end elsewhere.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -53,10 +53,12 @@ pub(super) fn kind_and_key(
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
     // Checked after the verification, so that nobody gets this answer without a signed body.
-    if !is_plain_json(headers) {
+    let described = sender.described();
+    if !is_accepted(headers, described.content_types()) {
         return Err(Refusal::UnsupportedMediaType);
     }
-    let scheme = sender.described().scheme(headers);
+    let body = &*described.readable(body).map_err(Refusal::unreadable)?;
+    let scheme = described.scheme(headers);
     let kind = match &scheme.kind {
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
         Place::Header(name) => Some(kind(headers, name)?),
@@ -66,6 +68,7 @@ pub(super) fn kind_and_key(
                 .map_err(Refusal::unreadable)?;
             found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
         }
+        Place::Made(made) => made_kind(headers, body, made)?,
     };
     let kind = kind.ok_or_else(|| {
         let place = scheme.kind.described();
@@ -107,7 +110,7 @@ fn key(
     parts: &[Place],
 ) -> Result<Option<IdempotencyKey>, Refusal> {
     let text = |part: &Place| match part {
-        Place::None => Ok(None),
+        Place::None | Place::Made(_) => Ok(None),
         Place::Header(name) => Ok(header_key(headers, name)?.map(|key| key.to_string().into())),
         Place::Body(pointers) => {
             let found = pointers.find_in_delivery(body);
@@ -135,20 +138,51 @@ fn key(
     key.map_err(Refusal::unreadable)
 }
 
-fn is_plain_json(headers: &HeaderMap) -> bool {
-    let mut types = headers.get_all(CONTENT_TYPE).iter();
+/// An event type that is put together, or else its default. `None` if it is none.
+#[cold]
+fn made_kind(headers: &HeaderMap, body: &[u8], made: &Made) -> Result<Option<EventKind>, Refusal> {
+    let mut texts = Vec::new();
+    for part in &made.parts {
+        let text = match part {
+            Place::Header(name) if headers.contains_key(name) => {
+                Some(kind(headers, name)?.to_string())
+            }
+            // With a default, it may be missing for as long as it likes.
+            Place::Body(pointers) => {
+                let found = match &made.default {
+                    Some(_) => pointers.find(body),
+                    None => pointers.find_in_delivery(body),
+                };
+                found.map_err(Refusal::unreadable)?.map(Cow::into_owned)
+            }
+            _ => None,
+        };
+        match text.filter(|text| !text.is_empty()) {
+            Some(text) => texts.push(text),
+            None => return Ok(made.default.clone()),
+        }
+    }
+    Ok(EventKind::from_bytes(texts.join(&made.with).as_bytes()).ok())
+}
+
+/// Whether the content type is one of these, or without any, `application/json`.
+fn is_accepted(headers: &HeaderMap, types: Option<&[Media]>) -> bool {
+    let mut values = headers.get_all(CONTENT_TYPE).iter();
     // Two content types would be two readings of one body.
-    let (Some(value), None) = (types.next(), types.next()) else {
+    let (Some(value), None) = (values.next(), values.next()) else {
         return false;
     };
     let essence = value
         .as_bytes()
         .split(|&byte| byte == b';')
         .next()
-        .unwrap_or_default();
-    essence
-        .trim_ascii()
-        .eq_ignore_ascii_case(b"application/json")
+        .unwrap_or_default()
+        .trim_ascii();
+    let is_it = match types {
+        None => essence.eq_ignore_ascii_case(b"application/json"),
+        Some(types) => types.iter().any(|it| it.is(essence)),
+    };
+    is_it
         // The signature covers the bytes as they arrive, and nothing here decompresses them.
         && !headers.contains_key(CONTENT_ENCODING)
 }

@@ -1,4 +1,7 @@
-//! Keys of Ed25519 and of ECDSA P-256: those that verify, and those that sign in tests.
+//! Keys of Ed25519, of ECDSA P-256 and of RSA: those that verify, and those that sign in tests.
+
+use std::borrow::Cow;
+use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
@@ -10,6 +13,7 @@ use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::compare::any;
+use super::rsa;
 use crate::sender::{Algorithm, Tags};
 
 /// `SubjectPublicKeyInfo` before the key: RFC 8410, section 4, and RFC 5480, section 2.
@@ -27,6 +31,7 @@ pub(super) enum Verifying {
     /// Its bytes, which may be a secret: one of two texts of 64 hex digits is also a key.
     Ed25519(Zeroizing<[u8; 32]>),
     EcdsaP256(ecdsa::VerifyingKey),
+    Rsa(rsa::Public),
 }
 
 impl Verifying {
@@ -37,7 +42,7 @@ impl Verifying {
         {
             return Self::ed25519(&key);
         }
-        let form = "write it as 64 hex digits, as base64 after `whpk_`, or as SubjectPublicKeyInfo in base64 without armour";
+        let form = "write it as 64 hex digits, as 32 bytes in base64, or as SubjectPublicKeyInfo in base64 without armour";
         if let Some(base64) = text.strip_prefix(b"whpk_") {
             return Self::ed25519(&BASE64_STANDARD.decode(base64).map_err(|_| form)?);
         }
@@ -45,6 +50,12 @@ impl Verifying {
         let der = der.map_err(|_| form)?;
         if let Some(key) = der.strip_prefix(ED25519_PUBLIC) {
             return Self::ed25519(key);
+        }
+        if der.len() == 32 {
+            return Self::ed25519(&der);
+        }
+        if let Some(key) = rsa::Public::parse(&der) {
+            return key.map(Self::Rsa);
         }
         match der.strip_prefix(P256_PUBLIC) {
             // The length is that of an uncompressed point, whose first byte says so.
@@ -69,6 +80,7 @@ impl Verifying {
         match self {
             Self::Ed25519(_) => algorithm == Algorithm::Ed25519,
             Self::EcdsaP256(_) => algorithm == Algorithm::EcdsaP256,
+            Self::Rsa(_) => algorithm.is_rsa(),
         }
     }
 
@@ -86,6 +98,7 @@ impl Verifying {
                 Verification::Ed25519(tags.collect())
             }
             Self::EcdsaP256(key) => Verification::EcdsaP256(*key, Sha256::new()),
+            Self::Rsa(key) => Verification::Rsa(key.clone(), algorithm),
         })
     }
 }
@@ -103,6 +116,8 @@ pub(super) enum Verification {
     /// One for each candidate, since it is hashed before the body.
     Ed25519(Vec<Option<ed25519::StreamVerifier>>),
     EcdsaP256(ecdsa::VerifyingKey, Sha256),
+    /// It hashes the whole message itself.
+    Rsa(rsa::Public, Algorithm),
 }
 
 impl Verification {
@@ -110,11 +125,12 @@ impl Verification {
         match self {
             Self::Ed25519(streams) => streams.iter_mut().flatten().for_each(|it| it.update(bytes)),
             Self::EcdsaP256(_, hash) => hash.update(bytes),
+            Self::Rsa(..) => {}
         }
     }
 
-    /// Returns whether one of the candidates is right, which are those that it began with.
-    pub(super) fn matches_one(self, candidates: &Tags) -> bool {
+    /// Returns whether one of the candidates is right, which are those that it began with. `signed` is all that was hashed.
+    pub(super) fn matches_one(self, candidates: &Tags, signed: [&[u8]; 3]) -> bool {
         match self {
             Self::Ed25519(streams) => any(streams, |stream| {
                 stream.is_some_and(|it| it.finalize_and_verify().is_ok())
@@ -127,6 +143,15 @@ impl Verification {
                     tag.is_ok_and(|tag| key.verify_prehash(&hash, &tag).is_ok())
                 })
             }
+            Self::Rsa(key, algorithm) => {
+                let message = match signed {
+                    [b"", body, b""] => Cow::Borrowed(body),
+                    pieces => Cow::Owned(pieces.concat()),
+                };
+                any(candidates.iter(), |tag| {
+                    key.verifies(algorithm, &message, tag)
+                })
+            }
         }
     }
 }
@@ -136,6 +161,8 @@ impl Verification {
 pub(super) enum Signing {
     Ed25519(ed25519::SigningKey),
     EcdsaP256(ecdsa::SigningKey),
+    /// PKCS#8, which is read for each signature: only tests sign.
+    Rsa(Arc<Zeroizing<Vec<u8>>>),
 }
 
 impl Signing {
@@ -160,6 +187,9 @@ impl Signing {
             let seed = seed.try_into().ok()?;
             return Some(Self::Ed25519(ed25519::SigningKey::from_bytes(seed)));
         }
+        if rsa::is_private(&der) {
+            return Some(Self::Rsa(Arc::new(der)));
+        }
         let rest = der.strip_prefix(P256_PRIVATE)?;
         let scalar = rest
             .get(..32)
@@ -181,6 +211,7 @@ impl Signing {
                 let tag: ecdsa::Signature = key.sign_prehash(&hash).ok()?;
                 Some(tag.to_der().as_bytes().to_vec())
             }
+            Self::Rsa(key) if algorithm.is_rsa() => rsa::sign(key, algorithm, &pieces.concat()),
             _ => None,
         }
     }

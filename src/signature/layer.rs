@@ -84,11 +84,15 @@ impl SignatureLayer {
             return Err(sender
                 .is_wrong("its verifier answers a success with a status other than 200 to 299"));
         }
-        self.config.success = success.map(Arc::new);
+        let of_sender = || sender.described().success().cloned();
+        self.config.success = success.or_else(of_sender).map(Arc::new);
         // Of its own, also in a clone. `Retry-After` asks for the time after which this sender retries anyway.
         let limit = self.config.bounds.budget.limit;
         self.config.bounds.budget = Budget::new(limit, sender.policy().retry_every);
         self.config.throttle = Arc::default();
+        if let Some(bytes) = sender.max_body() {
+            self.config.bounds.max_body = bytes;
+        }
         self.config.route = route;
         self.config.sender = sender;
         Ok(self)

@@ -36,6 +36,8 @@ mod layer;
 #[cfg(feature = "public-keys")]
 mod public_key;
 mod refusal;
+#[cfg(feature = "public-keys")]
+mod rsa;
 mod secret;
 mod service;
 mod sign;

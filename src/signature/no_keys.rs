@@ -27,7 +27,7 @@ impl Verification {
         match *self {}
     }
 
-    pub(super) fn matches_one(self, _: &Tags) -> bool {
+    pub(super) fn matches_one(self, _: &Tags, _: [&[u8]; 3]) -> bool {
         match self {}
     }
 }

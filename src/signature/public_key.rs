@@ -30,8 +30,9 @@ use crate::config::ConfigError;
 pub struct PublicKey(Secret);
 
 impl PublicKey {
-    /// Reads a public key as the sender shows it: 64 hex digits, or base64 after `whpk_`, which are Ed25519; or
-    /// `SubjectPublicKeyInfo` (RFC 5280) in base64 without armour, with a key of Ed25519 or an uncompressed one of P-256.
+    /// Reads a public key as the sender shows it: 64 hex digits, or 32 bytes in base64, perhaps after `whpk_`, which are
+    /// Ed25519; or `SubjectPublicKeyInfo` (RFC 5280) in base64 without armour, with a key of Ed25519, an uncompressed one of
+    /// P-256, or one of RSA of 2,048 to 8,192 bits.
     ///
     /// # Errors
     ///

@@ -14,7 +14,7 @@ use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hmac::{Hmac, KeyInit, Mac};
 use sha1::Sha1;
-use sha2::Sha256;
+use sha2::{Sha256, Sha512};
 use zeroize::Zeroizing;
 
 use super::keys::{Signing, Verifying};
@@ -46,12 +46,15 @@ pub struct Secret {
 /// written like that.
 struct Others {
     sha1: Hmac<Sha1>,
+    sha512: Hmac<Sha512>,
     base64: Option<Hmac<Sha256>>,
     hex: Option<Hmac<Sha256>>,
     public: Option<Verifying>,
     private: Option<Signing>,
     /// It is a public key for certain, so that no tag may be made with it.
     is_public: bool,
+    /// What it has that was most likely copied by mistake.
+    mistake: Option<&'static str>,
 }
 
 impl Others {
@@ -68,14 +71,29 @@ impl Others {
         let engine = GeneralPurpose::new(&STANDARD, padding);
         Some(Self {
             sha1: Hmac::new_from_slice(secret).ok()?,
+            sha512: Hmac::new_from_slice(secret).ok()?,
             base64: engine.decode(base64).ok().and_then(keyed),
             hex: base16ct::mixed::decode_vec(secret).ok().and_then(keyed),
             public: Verifying::parse(secret).ok(),
             private: Signing::parse(secret),
             // 64 hex digits and base64 can also be a secret, so only the prefix tells.
             is_public: secret.starts_with(b"whpk_"),
+            mistake: mistake(secret),
         })
     }
+}
+
+/// What of a secret no sender shows.
+fn mistake(secret: &[u8]) -> Option<&'static str> {
+    let (first, last) = (secret.first()?, secret.last()?);
+    if secret.contains(&b'\n') || secret.contains(&b'\r') {
+        return Some("a line end");
+    }
+    if first.is_ascii_whitespace() || last.is_ascii_whitespace() {
+        return Some("a blank at its beginning or end");
+    }
+    let is_quoted = secret.len() > 1 && first == last && b"\"'`".contains(first);
+    is_quoted.then_some("quotes around it")
 }
 
 impl Secret {
@@ -169,9 +187,10 @@ impl Secret {
         tag(self.keyed(), body)
     }
 
-    /// The same under the decoded secret. `None` if it is not written like that.
-    pub(super) fn sign_as(&self, coding: SecretCoding, body: &[u8]) -> Option<String> {
-        Some(tag(self.decoded(coding)?.clone(), body))
+    /// The tag under the decoded secret. `None` if it is not written like that.
+    pub(super) fn sign_as(&self, coding: SecretCoding, body: &[u8]) -> Option<Vec<u8>> {
+        let keyed = self.decoded(coding)?.clone();
+        Some(keyed.chain_update(body).finalize().into_bytes().to_vec())
     }
 
     pub(super) fn label(&self) -> Option<&Arc<str>> {
@@ -195,17 +214,28 @@ impl Secret {
         self.others.sha1.clone()
     }
 
+    pub(super) fn keyed_sha512(&self) -> Hmac<Sha512> {
+        self.others.sha512.clone()
+    }
+
+    /// What it has that was most likely copied by mistake, such as a line end.
+    pub(super) fn mistake(&self) -> Option<&'static str> {
+        self.others.mistake
+    }
+
     /// This secret as a public key, which stands in its place and is logged by this digest.
     #[cfg(feature = "public-keys")]
     pub(super) fn with_public(self, key: Verifying, digest: NonZeroU16) -> Self {
         let others = Others {
             sha1: self.keyed_sha1(),
+            sha512: self.keyed_sha512(),
             // Nothing is left that could make a tag under the key's text: `self` is an unguessable secret.
             base64: None,
             hex: None,
             public: Some(key),
             private: None,
             is_public: true,
+            mistake: None,
         };
         Self {
             others: Arc::new(others),
@@ -232,7 +262,7 @@ impl Secret {
     #[inline]
     pub(super) fn decoded(&self, coding: SecretCoding) -> Option<&Hmac<Sha256>> {
         match coding {
-            SecretCoding::Text => Some(&self.keyed),
+            SecretCoding::Text | SecretCoding::TextOrBase64 => Some(&self.keyed),
             SecretCoding::Base64 => self.others.base64.as_ref(),
             SecretCoding::Hex => self.others.hex.as_ref(),
         }

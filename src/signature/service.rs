@@ -18,7 +18,7 @@ use super::verify::{Authentication, Hashing};
 use crate::answer::ResponseBody;
 use crate::config::ConfigError;
 use crate::error::BoxError;
-use crate::sender::{Reply, Sender};
+use crate::sender::{Head, Reply, Sender};
 use crate::verified::Verified;
 
 /// The service of [`SignatureLayer`](super::SignatureLayer).
@@ -132,8 +132,9 @@ where
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
     }
-    let (method, headers) = (&parts.method, &parts.headers);
-    let hashing = Hashing::new(&config.authentication, &config.sender, method, headers)
+    let (uri, headers) = (Some(&parts.uri), &parts.headers);
+    let head = Head::of_post(uri, headers);
+    let hashing = Hashing::new(&config.authentication, &config.sender, head)
         .map_err(Refusal::InvalidSignature)?;
     if let (Hashing::Later, Some(verifier)) = (&hashing, config.authentication.verifier()) {
         admits(verifier, parts, config)?;
@@ -141,7 +142,7 @@ where
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
 }
 
-/// The answer to a refused request after all, if it is a challenge that is sent with GET, or for a verifier with any
+/// The answer to a refused request after all, if it is a challenge that is not signed, or for a verifier with any
 /// method but POST.
 fn challenge(refusal: Refusal, parts: &Parts, config: &Config) -> Result<Reply, Refusal> {
     if let Some(verifier) = config.authentication.verifier() {
@@ -151,12 +152,12 @@ fn challenge(refusal: Refusal, parts: &Parts, config: &Config) -> Result<Reply, 
         };
     }
     // Only after a refusal: a delivery never pays for the look-up.
-    if parts.method != Method::GET {
-        return Err(refusal);
-    }
-    let query = parts.uri.query();
-    let greeted = query.and_then(|query| config.sender.greeted(query));
-    match greeted {
+    let sender = &config.sender;
+    let hmac = |text: &[u8]| {
+        let coding = sender.described().scheme(&parts.headers).secret;
+        config.authentication.first()?.sign_as(coding, text)
+    };
+    match sender.greeted(parts, hmac) {
         None => Err(refusal),
         Some(reply) => reply.map_err(Refusal::InvalidChallenge),
     }

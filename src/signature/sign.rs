@@ -1,5 +1,7 @@
 //! Signs deliveries as a sender does: for tests, and for the sandbox. Whether secrets suit a sender.
 
+use std::time::SystemTime;
+
 use http::HeaderMap;
 
 use super::checked::Keyed;
@@ -43,24 +45,72 @@ impl Sender {
         }
         scheme.prepare(&mut headers, now);
         if scheme.algorithm != Algorithm::Token {
-            let signed = scheme.signed(&headers, now).and_then(|[before, after]| {
-                let tag = tag(secret, scheme, [&before, delivery.body(), &after])?;
-                scheme.header(&tag, now)
-            });
-            let (name, value) = signed.ok_or_else(|| {
-                self.is_wrong(
-                    "a header that it signs is missing: set the key, or add it to the delivery",
-                )
-            })?;
+            if scheme.parameter().is_some() {
+                return Ok(headers); // It stands in the query.
+            }
+            let tag = self.tag_of(secret, delivery, &headers, now)?;
+            let header = scheme.header(&tag, now).ok_or_else(|| self.signs_more());
+            let (name, value) = header?;
             headers.insert(name, value);
         }
         Ok(headers)
     }
+
+    /// Returns the query parameter of a delivery as this sender sends it, such as `signature=…`, if its signature stands
+    /// there. Its headers are those that [`sign`](Self::sign) returns.
+    ///
+    /// # Errors
+    ///
+    /// As [`sign`](Self::sign).
+    pub fn sign_query(
+        &self,
+        secret: &Secret,
+        delivery: &RawDelivery,
+    ) -> Result<Option<String>, ConfigError> {
+        let headers = self.sign(secret, delivery)?;
+        let scheme = &self.described().schemes()[0];
+        let Some(name) = scheme.parameter() else {
+            return Ok(None);
+        };
+        let tag = self.tag_of(secret, delivery, &headers, self.now())?;
+        Ok(Some(format!("{name}={}", scheme.in_query(&tag))))
+    }
+
+    fn tag_of(
+        &self,
+        secret: &Secret,
+        delivery: &RawDelivery,
+        headers: &HeaderMap,
+        now: SystemTime,
+    ) -> Result<Vec<u8>, ConfigError> {
+        let scheme = &self.described().schemes()[0];
+        let digest = scheme.digest(delivery.body());
+        let body = digest
+            .as_ref()
+            .map_or(&**delivery.body(), |it| it.as_bytes());
+        let signed = scheme.signed(headers, now);
+        let tag = signed.and_then(|[before, after]| tag(secret, scheme, [&before, body, &after]));
+        tag.ok_or_else(|| self.signs_more())
+    }
+
+    fn signs_more(&self) -> ConfigError {
+        self.is_wrong("a header that it signs is missing: set the key, or add it to the delivery")
+    }
 }
 
-/// Whether each secret is written as the sender writes its secrets.
+/// Whether each secret is written as the sender writes its secrets. The log says which was most likely copied with too much.
 pub(super) fn check(sender: &Sender, secrets: &Secrets) -> Result<(), ConfigError> {
     let current = secrets.current();
+    for (secret, label) in current.iter().zip(secrets.labels()) {
+        if let Some(mistake) = secret.mistake() {
+            tracing::warn!(
+                sender = sender.name(),
+                secret = label,
+                "the secret has {mistake}, which is used as a part of it: if the sender does not show that, no delivery is \
+                 verified"
+            );
+        }
+    }
     // Families differ only in the names of their headers.
     let scheme = &sender.described().schemes()[0];
     let suits = |secret: &Secret| match scheme.algorithm.is_asymmetric() {
@@ -99,7 +149,13 @@ fn unsuited(sender: &Sender, scheme: &Scheme, signs: bool) -> ConfigError {
             "a private key of Ed25519 signs: base64 after `whsk_`, or PKCS#8 in base64"
         }
         (Algorithm::EcdsaP256, _) => "a private key of P-256 signs: PKCS#8 in base64",
-        (_, SecretCoding::Text) => "it signs with a secret, not with a public key",
+        (it, _) if it.is_rsa() && !signs => {
+            "its public key of RSA is needed, of 2,048 to 8,192 bits: SubjectPublicKeyInfo in base64"
+        }
+        (it, _) if it.is_rsa() => "a private key of RSA signs: PKCS#8 in base64",
+        (_, SecretCoding::Text | SecretCoding::TextOrBase64) => {
+            "it signs with a secret, not with a public key"
+        }
         (_, SecretCoding::Base64) => {
             "a secret is not written in its form: base64, after `whsec_` if it has that"
         }

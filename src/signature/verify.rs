@@ -3,13 +3,13 @@
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
-use http::{HeaderMap, Method};
+use http::{HeaderMap, Uri};
 
 use super::buffer::Share;
-use super::checked::{Checked, How, signer};
+use super::checked::{Checked, How, add_token, check_body, signer, signer_of_others};
 use super::secret::{Secret, Secrets};
 use super::verifier::Shared;
-use crate::sender::{Claim, Sender, SignatureError};
+use crate::sender::{Claim, Head, Sender, SignatureError};
 
 /// The secret that proved a body to be authentic.
 pub(super) struct Matched {
@@ -85,16 +85,44 @@ impl Sender {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<usize, SignatureError> {
-        let claim = self
-            .described()
-            .claim(&Method::POST, headers, || self.now());
-        let (scheme, claim) = claim?;
+        self.verified(secrets, Head::of_post(None, headers), body)
+    }
+
+    /// The same where the target of the request is known, for a sender whose signature is a query parameter of it.
+    ///
+    /// # Errors
+    ///
+    /// As [`verify`](Self::verify).
+    pub fn verify_at(
+        &self,
+        target: &Uri,
+        secrets: &Secrets,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<usize, SignatureError> {
+        self.verified(secrets, Head::of_post(Some(target), headers), body)
+    }
+
+    #[inline]
+    fn verified(
+        &self,
+        secrets: &Secrets,
+        head: Head<'_>,
+        body: &[u8],
+    ) -> Result<usize, SignatureError> {
+        let (scheme, mut claim) = self.described().claim(head, || self.now())?;
+        let reads_body = scheme.reads_body();
+        if reads_body {
+            add_token(&mut claim, scheme, self, body)?;
+        }
         // The body is there, so one secret after another is compared, and no state per secret is kept.
-        let index = signer(&secrets.current(), How::of(scheme), &claim, body);
+        let (set, how) = (secrets.current(), How::of(scheme));
+        let index = signer(&set, how, &claim, body);
+        let index = index.or_else(|| signer_of_others(&set, how, &claim, body));
         let index = index.ok_or(SignatureError::Wrong)?;
-        if let Some(time) = scheme.body_time() {
-            // Only now: nothing parses a body before it is verified.
-            time.check_body(body, self.now())?;
+        if reads_body {
+            // Only now: nothing but a token is read of a body before it is verified.
+            check_body(scheme, self, body)?;
         }
         Ok(index)
     }
@@ -122,6 +150,14 @@ impl Authentication {
             // By its digest: the set may have been replaced after the verification, and another index be its own.
             .find(|secret| secret.digest() == matched.digest);
         secret.cloned()
+    }
+
+    /// The first secret, which makes the tag that an unsigned challenge asks for.
+    pub(super) fn first(&self) -> Option<Secret> {
+        match self {
+            Self::Signed(secrets) => secrets.current().first().cloned(),
+            Self::Unsigned | Self::By(_) => None,
+        }
     }
 
     pub(super) fn is_unsigned(&self) -> bool {
@@ -162,8 +198,7 @@ impl Hashing {
     pub(super) fn new(
         authentication: &Authentication,
         sender: &Sender,
-        method: &Method,
-        headers: &HeaderMap,
+        head: Head<'_>,
     ) -> Result<Self, SignatureError> {
         let secrets = match authentication {
             Authentication::Signed(secrets) => secrets,
@@ -171,7 +206,7 @@ impl Hashing {
             Authentication::By(_) => return Ok(Self::Later),
         };
         // The head is read first, so that a stale or malformed one begins no hash per secret.
-        let claim = sender.described().claim(method, headers, || sender.now())?;
+        let claim = sender.described().claim(head, || sender.now())?;
         Ok(Self::Signed(Checked::new(secrets, sender, claim)))
     }
 
@@ -216,7 +251,7 @@ mod tests {
         let claim = |headers: &HeaderMap| {
             let claim = sender
                 .described()
-                .claim(&Method::POST, headers, || sender.now());
+                .claim(Head::of_post(None, headers), || sender.now());
             claim.map(|(_, claim)| claim)
         };
         let zeros = "0".repeat(64);
@@ -260,7 +295,8 @@ mod tests {
             let tag = Secret::new(signer).unwrap().sign(b"body");
             let sender = Sender::default();
             let signed = Authentication::Signed(set.clone());
-            let hashing = Hashing::new(&signed, &sender, &Method::POST, &headers(&[&tag]));
+            let headers = headers(&[&tag]);
+            let hashing = Hashing::new(&signed, &sender, Head::of_post(None, &headers));
             let mut hashing = hashing.unwrap();
             hashing.update(b"bo");
             set.replace(secrets(&["both", "new"]).current().to_vec())

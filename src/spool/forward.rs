@@ -15,7 +15,8 @@ use crate::inbox::actions::{ActionKind, By, Which, chat_digest};
 use crate::inbox::event::{
     EventId, Failure, Kinds, Lane, NewEvent, Settlement, Share, TOO_MANY_KINDS, Take, TakenEvent,
 };
-use crate::inbox::queue::{AcceptOne, Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
+use crate::inbox::queue::{Accepted, ClaimEvents, CountEvents, PurgeEvents, Settled};
+use crate::inbox::records::AcceptOne;
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 

@@ -89,6 +89,9 @@ pub(super) struct Settings {
     lane_by: Option<Arc<ChatOf>>,
     given: Given,
     rules: Rules,
+    /// The sender's replay guard is left out.
+    equal_bodies: bool,
+    max_body: Option<usize>,
     observers: Observers,
     kept: Option<Kept>,
 }
@@ -161,6 +164,8 @@ impl Webhooks {
                 lane_by: None,
                 given: Given::default(),
                 rules: Rules::default(),
+                equal_bodies: false,
+                max_body: None,
                 observers: Observers::default(),
                 kept: None,
             },
@@ -212,7 +217,8 @@ impl<T> Webhooks<T> {
     /// Sets who sends the deliveries: the chat platform by default. All defaults are derived from its
     /// [policy](Sender::policy).
     ///
-    /// The [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
+    /// The [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key), unless the
+    /// sender or [`equal_bodies`](Self::equal_bodies) says that equal bodies are different events.
     pub fn sender(mut self, sender: Sender) -> Self {
         self.route.given.sender_policy = Some(sender.policy());
         self.route.sender = sender;
@@ -239,12 +245,10 @@ impl<T> Webhooks<T> {
         self
     }
 
-    /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
+    /// Sets the size limit of a body in bytes: by default [the sender's](Sender::max_body), or 1 MiB. A larger one is answered with 413
     /// ([`Refusal::BodyTooLarge`](crate::signature::Refusal::BodyTooLarge)).
     pub fn max_body(mut self, bytes: usize) -> Self {
-        if let Some(signature) = &mut self.route.signature {
-            signature.config.bounds.max_body = bytes;
-        }
+        self.route.max_body = Some(bytes);
         self
     }
 
@@ -367,7 +371,8 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets the time limit of each operation of the store, or for storing an event in an inbox: 2 seconds by default, and
-    /// more than zero. When it has passed, the answer is 503 ([`Outcome::Unavailable`]). An inbox may have stored the event
+    /// more than zero. An inbox adds a second for each 4 MB of the body. When it has passed, the answer is 503
+    /// ([`Outcome::Unavailable`]). An inbox may have stored the event
     /// nevertheless; its next delivery is then a duplicate.
     pub fn store_timeout(mut self, timeout: Duration) -> Self {
         self.route.given.store_timeout = Some(timeout);
@@ -411,6 +416,28 @@ impl<T> Webhooks<T> {
     /// claim for each delivery. See the [threat model](crate::docs::threat_model).
     pub fn replay_guard(mut self) -> Self {
         self.route.rules.replay_guard = true;
+        self.route.equal_bodies = false;
+        self
+    }
+
+    /// Handles equal bodies under different keys as different events, although the [sender](Self::sender) signs no key: it
+    /// leaves out the [replay guard](Self::replay_guard) that its description sets.
+    ///
+    /// Use it where a sender repeats bodies on purpose. Whoever captured a delivery can then have it handled again under
+    /// another key. The [page](crate::docs::senders#profiles) says which profiles do so by themselves.
+    ///
+    /// ```
+    /// # use tower_webhook::{Secret, Sender, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let webhooks = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .sender(Sender::bitbucket())
+    ///     .equal_bodies();
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn equal_bodies(mut self) -> Self {
+        self.route.rules.replay_guard = false;
+        self.route.equal_bodies = true;
         self
     }
 
@@ -580,16 +607,19 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
     /// As [`start`](Self::start).
     pub fn into_layers(self) -> Result<(SignatureLayer, IdempotencyLayer<St>), ConfigError> {
         let mut idempotency = self.target;
+        let replay_guard = self.route.replay_guard();
         let Settings {
             given,
             rules,
             observers,
             ..
         } = self.route.clone();
-        idempotency.leases.limits = Limits::new(&given, Defaults::STORE)?;
+        let limits = Limits::new(&given, Defaults::STORE)?;
+        limits.warn_of_deadline();
+        idempotency.leases.limits = limits;
         idempotency.leases.observers = observers.clone();
         idempotency.rules = rules;
-        idempotency.rules.replay_guard |= self.route.sender.needs_replay_guard();
+        idempotency.rules.replay_guard = replay_guard;
         Ok((self.route.signature(observers)?, idempotency))
     }
 }
@@ -655,7 +685,7 @@ impl Settings {
     }
 
     fn replay_guard(&self) -> bool {
-        self.rules.replay_guard || self.sender.needs_replay_guard()
+        self.rules.replay_guard || !self.equal_bodies && self.sender.needs_replay_guard()
     }
 
     /// The layer that verifies its deliveries.
@@ -663,6 +693,9 @@ impl Settings {
         let (name, replay_guard) = (self.name(), self.replay_guard());
         let signature = self.signature.ok_or(ConfigError::NoSecrets)?;
         let mut signature = signature.at(name.clone(), self.sender)?;
+        if let Some(bytes) = self.max_body {
+            signature.config.bounds.max_body = bytes;
+        }
         signature.config.kept = match self.kept {
             Some(Kept::Only(kinds)) => Some(kinds),
             Some(Kept::Handled(router)) => router.handled_at(&name).map(Arc::new),

@@ -2,11 +2,15 @@
 //!
 //! `tests/senders/record` records what these say, in `tests/fixtures/senders`.
 
+mod additions;
 mod challenges;
 mod documented;
+mod every;
 mod inputs;
 #[cfg(feature = "public-keys")]
 mod public_keys;
+#[cfg(feature = "public-keys")]
+mod rsa;
 
 use std::convert::Infallible;
 use std::fs;
@@ -76,9 +80,12 @@ impl Recorded {
 
     fn sender(&self, profile: impl Fn(&str) -> Sender) -> Sender {
         let now = SystemTime::UNIX_EPOCH + Duration::from_millis(self.now);
-        profile(self.url.as_deref().unwrap_or_default()).with_clock(move || now)
+        profile(self.url.as_deref().unwrap_or(URL)).with_clock(move || now)
     }
 }
+
+/// For profiles that sign one.
+const URL: &str = "https://example.com/hooks";
 
 type Profile = fn(&str) -> Sender;
 
@@ -118,13 +125,19 @@ const STRICTER: [&str; 10] = [
 
 /// What this crate accepts all the same: tags stand in a list that is split at spaces, and Twitch's timestamps may be
 /// 600 s ahead. Paddle documents several tags while a secret is replaced, but its library reads only the last one.
-const ACCEPTED: [(&str, &str); 6] = [
+const ACCEPTED: [(&str, &str); 11] = [
     ("standard-webhooks", "a space after the tag"),
     ("standard-webhooks-v1a", "a space after the tag"),
     ("svix", "a space after the tag"),
     ("openai", "a space after the tag"),
     ("twitch", "too far ahead"),
     ("paddle", "a wrong tag after the right one"),
+    // A signed key or the replay guard covers these, for as long as retries may repeat the same bytes.
+    ("linear", "stale"),
+    ("zoom", "stale"),
+    ("box", "stale"),
+    ("webflow", "stale"),
+    ("hubspot-v3", "stale"),
 ];
 
 /// What was verified: event type and key.
@@ -184,7 +197,7 @@ async fn deliveries_are_verified_as_their_makers_do() {
 async fn verify_as_makers_do(profiles: &[Profile]) {
     let mut wrong = Vec::new();
     for profile in profiles {
-        let name = profile("").name().to_owned();
+        let name = profile(URL).name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
         let secret = Secret::new(recorded.secret.as_str()).unwrap();
@@ -234,7 +247,7 @@ async fn heads_of_every_profile_are_clear_or_refused() {
 async fn assert_clear_or_refused(profiles: &[Profile]) {
     let mut wrong = Vec::new();
     for profile in profiles {
-        let name = profile("").name().to_owned();
+        let name = profile(URL).name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
         let secret = Secret::new(recorded.secret.as_str()).unwrap();
@@ -266,56 +279,10 @@ async fn assert_clear_or_refused(profiles: &[Profile]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-#[tokio::test]
-async fn every_profile_verifies_what_it_signs() {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
-    // Linear's timestamp stands in the body.
-    let body = format!(r#"{{"id":"1","type":"a","webhookTimestamp":{now}}}"#);
-    for name in Sender::PROFILES {
-        let url = Some("https://example.com/hooks");
-        let sender = Sender::named(name, None).or_else(|_| Sender::named(name, url));
-        let sender = sender.unwrap();
-        let sender = sender
-            .clone()
-            .with_challenge_token("token")
-            .unwrap_or(sender);
-        let (signing, verifying) = match *name {
-            #[cfg(feature = "public-keys")]
-            "discord" | "sendgrid" | "standard-webhooks-v1a" => {
-                let recorded = Recorded::of(name);
-                (recorded.private.unwrap(), recorded.secret)
-            }
-            _ => ("whsec_c2VjcmV0".to_owned(), "whsec_c2VjcmV0".to_owned()),
-        };
-        let [signing, verifying] = [signing, verifying].map(|it| Secret::new(it).unwrap());
-        let delivery = RawDelivery::new(EventKind::from_static("a"), body.clone());
-        let key = HeaderValue::from_static("key-1");
-        let delivery = delivery.with_key(IdempotencyKey::new(key));
-        let mut headers = sender.sign(&signing, &delivery).unwrap();
-        // A token is the secret itself, which only the caller has.
-        let token = match *name {
-            "gitlab" => Some("x-gitlab-token"),
-            "telegram" => Some("x-telegram-bot-api-secret-token"),
-            _ => None,
-        };
-        if let Some(header) = token {
-            headers.insert(header, HeaderValue::from_static("whsec_c2VjcmV0"));
-        }
-        let secrets = Secrets::from(verifying);
-        assert_eq!(
-            sender.verify(&secrets, &headers, body.as_bytes()),
-            Ok(0),
-            "{name}"
-        );
-        let other = sender.verify(&secrets, &headers, b"{}");
-        assert_eq!(other.is_ok(), token.is_some(), "{name}");
-    }
-}
-
 #[test]
 fn deliveries_are_signed_as_their_makers_do() {
     for profile in PROFILES {
-        let name = profile("").name().to_owned();
+        let name = profile(URL).name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
         let secret = Secret::new(recorded.secret.as_str()).unwrap();
@@ -427,7 +394,7 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         ),
         (
             json!({"signature.headers": []}),
-            "signature.headers: name 1 to 8 headers",
+            "signature.headers: name 1 to 100 headers",
         ),
         (
             json!({"signature.headers": ["*-tag"]}),
@@ -443,7 +410,7 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         ),
         (
             json!({"signature.coding": null}),
-            "signature.coding: use `hex`, `hex-any-case` or `base64`",
+            "signature.coding: use `hex`, `hex-any-case`, `base64` or `base64url`",
         ),
         (
             json!({"signature.content": "{x-id}"}),
@@ -486,8 +453,8 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
             "url: it is needed, because `{url}` is signed",
         ),
         (
-            json!({"signature.algorithm": "token"}),
-            "signature: a token has no `content` and no `coding`",
+            json!({"signature.algorithm": "token", "signature.content": "{body}"}),
+            "signature: a token has no `content`",
         ),
         (
             json!({"signature.timestamp": {"at": "x-time", "unit": "minutes", "past": 1, "ahead": 1}}),
@@ -940,7 +907,8 @@ mod with_a_store {
     #[tokio::test]
     async fn a_captured_body_under_another_key_is_a_replay_unless_the_sender_repeats_bodies() {
         for (sender, kind, is_refused) in [
-            (Sender::github(), "push", true),
+            (Sender::bitbucket(), "repo:push", true),
+            (Sender::github(), "membership", false),
             (Sender::shopify(), "orders/create", false),
             (Sender::chat_platform(), "chat-rated", false),
         ] {

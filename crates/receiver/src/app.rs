@@ -340,6 +340,9 @@ fn webhooks(args: &Options, route: &Route) -> Webhooks {
     if args.secrets.replay_guard {
         webhooks = webhooks.replay_guard();
     }
+    if args.secrets.equal_bodies {
+        webhooks = webhooks.equal_bodies();
+    }
     if args.secrets.reject_changed_bodies {
         webhooks = webhooks.reject_changed_bodies();
     }
@@ -349,10 +352,11 @@ fn webhooks(args: &Options, route: &Route) -> Webhooks {
     if !route.keep_only.is_empty() {
         webhooks = webhooks.keep_only(route.keep_only.iter().cloned());
     }
+    let (max_body, max_buffered) = args.limits.of_bodies(&route.sender);
     webhooks
         .sender(route.sender.clone())
-        .max_body(args.limits.max_body as usize)
-        .max_buffered(args.limits.max_buffered.max(args.limits.max_body) as usize)
+        .max_body(max_body)
+        .max_buffered(max_buffered)
         .name(route.name.clone())
         .handler_timeout(Duration::from_secs(args.handling.handler_timeout))
         .lease(Duration::from_secs(args.kept.lease))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use axum::http::{HeaderName, Uri};
 use clap::{ArgGroup, Args, ValueEnum, value_parser};
 use tower_webhook::event::EventKind;
-use tower_webhook::{EventType, RouteName, Secret};
+use tower_webhook::{EventType, RouteName, Secret, Sender};
 
 use crate::log::Format;
 use crate::senders::Which;
@@ -93,6 +93,12 @@ pub(crate) struct Secrets {
     /// under other keys. Two genuine events with the same body are one then.
     #[arg(long)]
     pub(crate) replay_guard: bool,
+
+    /// Handle equal bodies under different keys as different events, although the sender does not sign its keys
+    ///
+    /// Whoever captured a delivery can then have it handled again under another key.
+    #[arg(long, conflicts_with = "replay_guard")]
+    pub(crate) equal_bodies: bool,
 
     /// Refuse a key that was used with another body, with 422, instead of treating it as the same event
     #[arg(long)]
@@ -243,9 +249,9 @@ pub(crate) struct Handling {
 
 #[derive(Args)]
 pub(crate) struct Limits {
-    /// The largest body to accept, in bytes
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
-    pub(crate) max_body: u32,
+    /// The largest body to accept, in bytes: by default, what suits the sender, or 1 MiB
+    #[arg(long, value_name = "BYTES", value_parser = value_parser!(u32).range(1..))]
+    pub(crate) max_body: Option<u32>,
 
     /// The memory for all bodies that are being received, in bytes
     ///
@@ -270,6 +276,15 @@ pub(crate) struct Limits {
     /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
     idle_timeout: u32,
+}
+
+impl Limits {
+    /// The largest body of a sender, and the memory for all bodies, in bytes.
+    pub(crate) fn of_bodies(&self, sender: &Sender) -> (usize, usize) {
+        let of_sender = || sender.max_body().unwrap_or(1 << 20);
+        let max_body = self.max_body.map_or_else(of_sender, |bytes| bytes as usize);
+        (max_body, max_body.max(self.max_buffered as usize))
+    }
 }
 
 #[derive(Args)]

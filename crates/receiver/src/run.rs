@@ -140,6 +140,7 @@ fn warn(args: &Options, routes: &[(Route, Reload)]) {
 /// Logs the settings that decide what happens to an event.
 fn announce(args: &Options, route: &Route, max_connections: usize) {
     let limits = args.handling.of_events();
+    let (max_body, max_buffered) = args.limits.of_bodies(&route.sender);
     tracing::info!(
         path = route.path,
         inbox = route.is_inbox.then(|| display(&route.place)),
@@ -153,8 +154,8 @@ fn announce(args: &Options, route: &Route, max_connections: usize) {
         handler_timeout = ?limits.time,
         lease = ?Duration::from_secs(args.kept.lease),
         max_connections,
-        max_body = args.limits.max_body,
-        max_buffered = args.limits.max_buffered.max(args.limits.max_body),
+        max_body,
+        max_buffered,
         "the receiver has started"
     );
 }

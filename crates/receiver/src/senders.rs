@@ -213,6 +213,9 @@ fn print() -> anyhow::Result<ExitCode> {
             true => "signs its key".to_owned(),
             false => "does not sign a key".to_owned(),
         };
+        if sender.is_as_documented() {
+            about += "; as documented, not judged by its maker's library";
+        }
         if needs_url {
             about += "; signs the URL: pass --sender-url";
         }

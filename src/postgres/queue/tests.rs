@@ -8,7 +8,8 @@ use crate::inbox::actions::{ActionKind, By, Which};
 use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take, TakenEvent,
 };
-use crate::inbox::queue::{AcceptOne, Accepted, Queue, Settled};
+use crate::inbox::queue::{Accepted, Queue, Settled};
+use crate::inbox::records::AcceptOne;
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresQueue;
 use crate::postgres::tests::{Database, execute};

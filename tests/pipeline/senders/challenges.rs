@@ -379,12 +379,32 @@ fn a_challenge_that_is_wrong_names_the_field_and_what_is_allowed() {
             "unknown variant `maybe`, expected one of `signature`, `token`",
         ),
         (
-            json!({"proof": "none", "answer": {"hmac": {"pointer": "?a", "plain": "a", "tag": "b"}}}),
-            "challenge[0].answer: without a signature, anybody could have bodies signed",
+            json!({"proof": "none", "method": "OPTIONS", "answer": {"hmac": {"pointer": "?a", "tag": "b"}}}),
+            "challenge[0].answer: without a signature, only a GET has an `hmac`",
         ),
         (
-            json!({"proof": "none", "answer": {"json": {"pointer": "?a", "field": "a"}}}),
-            "challenge[0].answer: without a proof, use `raw` or `constant`",
+            json!({"proof": "none", "answer": {"hmac": {"pointer": "?a", "tag": "b", "coding": "hex-any-case"}}}),
+            "challenge[0].answer: write the `hmac` in `hex`",
+        ),
+        (
+            json!({"when": {"/a": "b"}, "method": "GET", "answer": raw}),
+            "challenge[0].method: a challenge that is signed is a POST",
+        ),
+        (
+            json!({"proof": "none", "method": "POST", "answer": {"raw": "?a"}}),
+            "challenge[0].when: without a condition, every empty POST",
+        ),
+        (
+            json!({"proof": "none", "method": "PATCH", "answer": {"raw": "?a"}}),
+            "unknown variant `PATCH`, expected one of `GET`",
+        ),
+        (
+            json!({"proof": "none", "when": {"x-a": ""}, "answer": {"raw": "?a"}}),
+            "challenge[0].when: \"x-a\" is never empty: use `true`",
+        ),
+        (
+            json!({"proof": "none", "when": {"x-a": false}, "answer": {"raw": "?a"}}),
+            "challenge[0].when: use a text, or `true` for any",
         ),
         (
             json!({"proof": "none", "answer": {"constant": {}}}),
@@ -401,5 +421,35 @@ fn a_challenge_that_is_wrong_names_the_field_and_what_is_allowed() {
     ] {
         let error = with_challenge(challenge).unwrap_err();
         assert!(error.contains(text), "{error}");
+    }
+}
+
+#[test]
+fn a_challenge_behind_one_that_answers_first_is_refused() {
+    let get = |when: Value| json!({"proof": "none", "when": when, "answer": {"raw": "?a"}});
+    let head = json!({"proof": "none", "method": "HEAD", "answer": {"constant": {"status": 200}}});
+    for (first, second, is_hidden) in [
+        (get(json!({})), get(json!({})), true),
+        (get(json!({})), get(json!({"?b": "1"})), true),
+        (get(json!({"?b": true})), get(json!({"?b": "1"})), true),
+        (get(json!({"?b": "1"})), get(json!({"?b": true})), false),
+        (get(json!({"?b": "1"})), get(json!({"?b": "2"})), false),
+        (
+            get(json!({"?b": "1"})),
+            get(json!({"?b": "1", "?c": "2"})),
+            true,
+        ),
+        (head.clone(), head.clone(), true),
+        (head, get(json!({})), false),
+    ] {
+        let read = described(json!({"challenge": [first, second]}));
+        match (read, is_hidden) {
+            (Ok(_), false) => {}
+            (Err(error), true) => {
+                let text = "challenge[1].when: it is never asked, since challenge[0] answers";
+                assert!(error.contains(text), "{error}");
+            }
+            (read, _) => panic!("{read:?}"),
+        }
     }
 }

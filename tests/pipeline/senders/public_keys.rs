@@ -73,7 +73,7 @@ async fn heads_of_every_profile_are_clear_or_refused() {
 async fn deliveries_that_makers_published_are_verified() {
     let mut counts = [0, 0];
     for profile in PROFILES {
-        let recorded = Recorded::of(profile("").name());
+        let recorded = Recorded::of(profile(URL).name());
         for Published {
             secret,
             headers,
@@ -105,7 +105,7 @@ async fn deliveries_that_makers_published_are_verified() {
 #[tokio::test]
 async fn deliveries_are_signed_as_their_makers_do() {
     for profile in PROFILES {
-        let name = profile("").name().to_owned();
+        let name = profile(URL).name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
         let private = Secret::new(recorded.private.as_deref().unwrap()).unwrap();

@@ -17,7 +17,8 @@ use crate::inbox::event::{
     EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Take, TakenEvent,
 };
 use crate::inbox::handlers::{NewNote, Retired};
-use crate::inbox::queue::{AcceptOne, Accepted, Queue};
+use crate::inbox::queue::{Accepted, Queue};
+use crate::inbox::records::AcceptOne;
 use crate::inbox::records::{Filter, Page};
 use crate::postgres::PostgresStore;
 use crate::postgres::engine::Tables;

@@ -28,9 +28,10 @@ use crate::inbox::event::{
     TakenEvent,
 };
 use crate::inbox::queue::{
-    AcceptOne, Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents,
-    MeasureTables, PurgeEvents, SettleEvents, Settled,
+    Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents, MeasureTables,
+    PurgeEvents, SettleEvents, Settled,
 };
+use crate::inbox::records::AcceptOne;
 use crate::inbox::records::{Change, EventSummary, Filter, Page};
 use crate::route::{EventType, RouteName, Scope};
 use crate::sqlite::schema::sql;

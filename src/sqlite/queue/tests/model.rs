@@ -1,9 +1,8 @@
 //! The queue returns what the one in memory returns.
 
 use super::*;
-use crate::inbox::queue::AcceptOne;
 use crate::inbox::queue::Claims;
-use crate::inbox::records::{BlockedLane, Listed, Stats, forget_all};
+use crate::inbox::records::{AcceptOne, BlockedLane, Listed, Stats, forget_all};
 use crate::memory::MemoryQueue;
 
 /// A step, which both queues do.

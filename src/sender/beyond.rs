@@ -1,0 +1,170 @@
+//! Reads what few senders have: tags beyond headers, lists that are written in other ways, a digest in place of the body.
+
+use std::time::SystemTime;
+
+use base16ct::lower;
+use sha2::{Digest, Sha256};
+
+use super::error::SignatureError;
+use super::query::Query;
+use super::rare::{Elsewhere, Rare};
+use super::scheme::{Claim, Elements, Head, Scheme};
+use super::tag::Tag;
+
+/// The most lists of elements, each of which hashes the body again: those of two secrets.
+const MOST_LISTS: usize = 2;
+
+impl Scheme {
+    /// The SHA-256 of a body in hex, if that is signed in its place.
+    pub(crate) fn digest(&self, body: &[u8]) -> Option<String> {
+        let signs_digest = self.rare.as_ref().is_some_and(|it| it.signs_digest);
+        signs_digest.then(|| lower::encode_string(&Sha256::digest(body)))
+    }
+
+    pub(crate) fn signs_digest(&self) -> bool {
+        self.rare.as_ref().is_some_and(|it| it.signs_digest)
+    }
+
+    /// The name of the query parameter that has the tag.
+    pub(crate) fn parameter(&self) -> Option<&str> {
+        self.elsewhere().find_map(|it| match it {
+            Elsewhere::Query(name) => Some(name.as_str()),
+            Elsewhere::Body(_) => None,
+        })
+    }
+
+    /// A tag as it stands in a query.
+    pub(crate) fn in_query(&self, tag: &[u8]) -> String {
+        let text = format!("{}{}", self.prefix, self.written(tag).unwrap_or_default());
+        // All other characters of tags mean nothing else there.
+        text.replace('%', "%25")
+            .replace('+', "%2B")
+            .replace('=', "%3D")
+            .replace('&', "%26")
+    }
+
+    /// Whether a token stands in the body.
+    #[inline]
+    pub(crate) fn has_token_in_body(&self) -> bool {
+        self.rare.is_some() && self.elsewhere().any(|it| matches!(it, Elsewhere::Body(_)))
+    }
+
+    pub(super) fn elsewhere(&self) -> impl Iterator<Item = &Elsewhere> {
+        self.rare.iter().flat_map(|it| &it.elsewhere)
+    }
+
+    /// Reads a tag that stands in the body, as JSON, if there is one.
+    pub(crate) fn token_in(&self, body: &[u8]) -> Result<Option<Tag>, SignatureError> {
+        let mut found = None;
+        for place in self.elsewhere() {
+            let Elsewhere::Body(pointers) = place else {
+                continue;
+            };
+            // Not JSON, or no text: nothing was proved.
+            let text = pointers.find(body).map_err(|_| SignatureError::Malformed)?;
+            let Some(text) = text else { continue };
+            found = Some(self.tag_of(text.as_bytes())?);
+        }
+        Ok(found)
+    }
+
+    fn tag_of(&self, text: &[u8]) -> Result<Tag, SignatureError> {
+        let tag = text.strip_prefix(self.prefix.as_bytes());
+        let tag = tag.and_then(|tag| Tag::decode(tag, self.algorithm, self.coding));
+        tag.ok_or(SignatureError::Malformed)
+    }
+
+    /// As [`claim`](Self::claim), for what is rare.
+    #[inline(never)]
+    pub(super) fn rare_claim(
+        &self,
+        rare: &Rare,
+        head: Head<'_>,
+        now: &impl Fn() -> SystemTime,
+    ) -> Result<Claim, SignatureError> {
+        let lists = self.lists_of(rare, head)?.into_iter();
+        let claims = lists.map(|list| self.claim_of(list, head, now));
+        let mut claims = claims.collect::<Result<Vec<_>, _>>()?;
+        let others = claims.split_off(1);
+        let first = claims.pop().ok_or(SignatureError::Missing)?;
+        Ok(if others.is_empty() {
+            first
+        } else {
+            first.with_others(others)
+        })
+    }
+
+    /// The lists of elements of a request: one at least.
+    fn lists_of<'a>(
+        &self,
+        rare: &Rare,
+        head: Head<'a>,
+    ) -> Result<Vec<Elements<'a>>, SignatureError> {
+        let mut lists = vec![Elements::default()];
+        let mut is_missing = true;
+        for name in &self.headers {
+            let mut count = 0;
+            for line in head.headers.get_all(name) {
+                (is_missing, count) = (false, count + 1);
+                if count > 1 && !rare.is_lenient {
+                    return Err(SignatureError::Doubled);
+                }
+                self.read_line(rare, line.as_bytes(), &mut lists)?;
+            }
+        }
+        let query = head.uri.and_then(http::Uri::query).unwrap_or_default();
+        if let Some(name) = self.parameter()
+            && Query(query).has(name)
+        {
+            is_missing = false;
+            // Which of two counts depends on the parser, so neither does.
+            let text = Query(query).only(name).ok_or(SignatureError::Doubled)?;
+            lists[0].tags.push(self.tag_of(&text)?, 1)?;
+        }
+        if is_missing && self.has_token_in_body() {
+            // The body has not arrived yet: `token_in` follows.
+            return Ok(lists);
+        }
+        let is_empty = |list: &Elements<'_>| list.tags.iter().next().is_none();
+        match lists.iter().any(is_empty) {
+            true if is_missing => Err(SignatureError::Missing),
+            true => Err(SignatureError::Malformed),
+            false => Ok(lists),
+        }
+    }
+
+    fn read_line<'a>(
+        &self,
+        rare: &Rare,
+        line: &'a [u8],
+        lists: &mut Vec<Elements<'a>>,
+    ) -> Result<(), SignatureError> {
+        let Some(split) = self.split else {
+            return self.element(line, &mut lists[0]);
+        };
+        let each = |list: &'a [u8], read: &mut Elements<'a>| {
+            let mut elements = list.split(|&byte| byte == split);
+            elements.try_for_each(|element| {
+                let element = if rare.is_lenient {
+                    element.trim_ascii()
+                } else {
+                    element
+                };
+                self.element(element, read)
+            })
+        };
+        let Some(between) = rare.lists else {
+            return each(line, &mut lists[0]);
+        };
+        let parts = line
+            .split(|&byte| byte == between)
+            .filter(|it| !it.is_empty());
+        let parts: Vec<_> = parts.take(MOST_LISTS + 1).collect();
+        if !(1..=MOST_LISTS).contains(&parts.len()) {
+            return Err(SignatureError::Malformed);
+        }
+        lists.resize_with(parts.len(), Elements::default);
+        let mut pairs = parts.into_iter().zip(lists);
+        pairs.try_for_each(|(part, list)| each(part, list))
+    }
+}

@@ -1,0 +1,280 @@
+//! Every profile is read, verifies what it signs and what its documentation signs, and refuses anything else.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+
+use super::*;
+
+/// Where a description has a text.
+fn described_as(name: &str) -> Value {
+    serde_json::from_str(Sender::profile(name).unwrap()).unwrap()
+}
+
+fn named(name: &str) -> Sender {
+    let sender = Sender::named(name, None).or_else(|_| Sender::named(name, Some(URL)));
+    let sender = sender.unwrap();
+    let with_token = sender.clone().with_challenge_token("token");
+    with_token.unwrap_or(sender)
+}
+
+/// What signs, and what verifies.
+fn keys(algorithm: &str) -> [&'static str; 2] {
+    match algorithm {
+        "ed25519" => [
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+            "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+        ],
+        "ecdsa-p256" => [
+            "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgcXBpZF2oQdli2pV4KF3dYLvn9/SrhDkR75DCK5jnrdKhRANCAASTtNKsOrHb2MZfRAYBfCR9ztK4QBptpUrYJVCEch2f8/6axU4BijNbaMYvxRQO0fEUFhiRWkA3YDI9aMH3I/Wr",
+            "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEk7TSrDqx29jGX0QGAXwkfc7SuEAabaVK2CVQhHIdn/P+msVOAYozW2jGL8UUDtHxFBYYkVpAN2AyPWjB9yP1qw==",
+        ],
+        "rsa-sha256" => [
+            "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQDK1A1URgqhL/JdzSpDLIJkl5CFtXgbk9QIauoQiJECh3Cy2RFcRBSBKYRBDQq4MLAnG8Gr4DS8ntvs6bDBSbPFqmRMmM0M4TBIM3CyH6YWi1TOD/zY2ODz8KBGj+e7XoQmULKyykYEaRq24HCyOfnRNY+y5tTORR9nosS3hLQyLAfo4T/3jxrWbrPzWD/9tYSXRe9NOOa2ZWoXCBWML5EI3NEurFkJaEQOlHTZYJlIKi+Vmp0PKUWJfOkaNUmj6RdIOUphioddHUBqh3ueh35jhKHPfbwdD8E2cztok61Vx6VSKMDzrF5cPz4OrTclGjXSvEojStlhMkqx5aMt0QxRAgMBAAECggEAARMv9uW1d2E6VvDta78NTzHWcZRNTKgd6ZAs1BBFOc7fSV4JJNoKLx0PNwu1+3/r5GkrP5lH7kVRQ7zWqPpBBP0q3D+7ESRoYxmSsVRQRwekrWrm8NHwGfAz3paIqIo5smefFX9+Riu1w95bT+Eqx8cRjzsrSY89jrO4Iy4wM6ExsZtKO2rq7MBL8bI9pwHE5kA00cDKDvDmCMT22CGCaV4WK1l7xglD1V0HZCmsEIxKuTVhILDKSTy/uSkEKYZyrnz7MRpapSEbJ2Zy5iPUwch7mGxFnqViNE0LRptyy5Nk9QpYOMmONHPJix8AhgDUo4oGeu3O0ckuf2LLrDyjoQKBgQDqqbwQAPGKH7KVgS1b0RGoTilJSTse80lv4AXTxwDIWt95Lb+nu26GuPDcyOL6EEKULrY07wFeSAsP+hILlHpoqd7jcxyxz0sQF6+j9jkG8Jr1i8FbXbHaf8A9IL5OUtmGrCJ6CKleXwQgP8XkDQuZQIVw1R0p5rw6eHFGFiS7TQKBgQDdRUydgc5y/Bl07liTp2pwqZY1hf/ifpiOXBuZ5lWxbjyUXY6BgUtm4gZLBl79ZdR9Tj+NaudOa+v7GLaoxz5gSxHqjfccMxo12MlfVLpljYPtcIwxZDdwhxmCOQzYHVLymMftJaXkd5YFjaRFFhOLGdUNq1M25w0xtcyFHVbrFQKBgQDaHt1s7sOVRPNlXkZAIyxLiiN8OHKYyUEImW4xNLf4g+dXJvwPt/v7hCp2vs+j6rtIK8c3mrVl4odN2X8uflvtr4A7YQNaD7nRAoNDX5oQZlNTTA11lLi9xaN17lqWSRJiyNvfHO/5hU47f6u815dhYwTmJWHPUebCXrPDls+bvQKBgFx/7OBndGujMe0s+oB3W0rPykiDxQ3lSFcy8CLtJGOxJsgLOFixOVlAIctZVXpvCF59yJmQ2DNzcEoe8bUq3cuZdlrskCIMxuc9wikFHYr4lu86vpCjSX3ULHjA6rqpv5RFBEcCFxCkYWXe6Y4sBW2AFg3J0lbATka6rk3zjvNlAoGAQ3TC/WgDdX3NTN22aGreX2Aj2fh5gn0svXDnCQMzV7j+3xrYo6r5b0Csq8t1yGj206/fgsz7jHiDUJTe20Fq+MOpLQ2ubHCG1ObQ+T911ixXS33l79iuUbC8ulUNJ1uQ25VD2Hwyl8lFiA6fF32eW2EN9nHf/TRzByJZHYIfxl4=",
+            "MIIBIjANBgkqhkiG9w0BAQEFAAOCAQ8AMIIBCgKCAQEAytQNVEYKoS/yXc0qQyyCZJeQhbV4G5PUCGrqEIiRAodwstkRXEQUgSmEQQ0KuDCwJxvBq+A0vJ7b7OmwwUmzxapkTJjNDOEwSDNwsh+mFotUzg/82Njg8/CgRo/nu16EJlCysspGBGkatuBwsjn50TWPsubUzkUfZ6LEt4S0MiwH6OE/948a1m6z81g//bWEl0XvTTjmtmVqFwgVjC+RCNzRLqxZCWhEDpR02WCZSCovlZqdDylFiXzpGjVJo+kXSDlKYYqHXR1Aaod7nod+Y4Shz328HQ/BNnM7aJOtVcelUijA86xeXD8+Dq03JRo10rxKI0rZYTJKseWjLdEMUQIDAQAB",
+        ],
+        _ => ["whsec_c2VjcmV0"; 2],
+    }
+}
+
+#[test]
+fn every_profile_verifies_what_it_signs() {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    for name in Sender::PROFILES {
+        let sender = named(name);
+        let signature = &described_as(name)["signature"];
+        let algorithm = signature["algorithm"].as_str().unwrap();
+        let [signing, verifying] = keys(algorithm).map(|it| Secret::new(it).unwrap());
+        // Linear's timestamp stands in the body, and Figma's token.
+        let token = keys(algorithm)[0];
+        let body = format!(r#"{{"id":"1","webhookTimestamp":{now},"passcode":"{token}"}}"#);
+        let key = IdempotencyKey::new(HeaderValue::from_static("key-1"));
+        let delivery = RawDelivery::new(EventKind::from_static("a"), body.clone()).with_key(key);
+        let mut headers = sender.sign(&signing, &delivery).unwrap();
+        // A token is the secret itself, which only the caller has.
+        let place = signature["headers"][0].as_str().unwrap();
+        let is_token = algorithm == "token";
+        if is_token && !place.starts_with('/') {
+            let token = match signature["coding"].as_str() {
+                Some("base64") => BASE64_STANDARD.encode(token),
+                _ => token.to_owned(),
+            };
+            let prefix = signature["prefix"].as_str().unwrap_or_default();
+            let header: HeaderName = place.parse().unwrap();
+            headers.insert(header, format!("{prefix}{token}").parse().unwrap());
+        }
+        let secrets = Secrets::from(verifying);
+        let verify = |body: &[u8]| sender.verify(&secrets, &headers, body);
+        assert_eq!(verify(body.as_bytes()), Ok(0), "{name}");
+        let other = verify(body.replace("id", "is").as_bytes());
+        assert_eq!(other.is_ok(), is_token, "{name}");
+    }
+}
+
+/// A delivery that `tests/senders/record/documented.mjs` has signed.
+#[derive(Deserialize)]
+struct Documented {
+    name: String,
+    secret: String,
+    url: Option<String>,
+    now: u64,
+    r#type: String,
+    key: Option<String>,
+    headers: BTreeMap<String, String>,
+    body: String,
+}
+
+impl Documented {
+    fn all() -> Vec<Self> {
+        let text = include_str!("../../fixtures/senders/documented.json");
+        let mut all: Vec<Self> = serde_json::from_str(text).unwrap();
+        all.retain(|it| Sender::PROFILES.contains(&&*it.name));
+        all
+    }
+
+    fn sender_at(&self, seconds: u64) -> Sender {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        let sender = Sender::named(&self.name, self.url.as_deref());
+        sender.unwrap().with_clock(move || now)
+    }
+
+    fn request(&self, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+        let headers = self.headers.iter();
+        headers.fold(post(body), |request, (name, value)| {
+            request.with(name, value)
+        })
+    }
+
+    fn is_token(&self) -> bool {
+        described_as(&self.name)["signature"]["algorithm"] == "token"
+    }
+}
+
+#[test]
+fn every_line_of_the_profiles_has_a_documented_delivery() {
+    let is_line = |name: &&&str| {
+        let text = Sender::profile(name).unwrap();
+        !text.trim().contains('\n') || **name == "gitlab-signed"
+    };
+    let lines: BTreeSet<_> = Sender::PROFILES.iter().filter(is_line).copied().collect();
+    let all = Documented::all();
+    let signed: BTreeSet<_> = all.iter().map(|it| it.name.as_str()).collect();
+    assert_eq!(lines, signed);
+    assert!(Sender::PROFILES.len() >= 84 || cfg!(not(feature = "public-keys")));
+}
+
+#[tokio::test]
+async fn documented_deliveries_of_every_line_are_verified() {
+    for it in Documented::all() {
+        let (name, sender) = (&it.name, it.sender_at(it.now));
+        let secret = || Secret::new(it.secret.as_str()).unwrap();
+        let answered = receive(secret(), &sender, it.request(it.body.clone())).await;
+        assert_eq!(answered.status, 200, "{name}: {answered:?}");
+        let event: Event = serde_json::from_slice(&answered.body).unwrap();
+        assert_eq!(event, (it.r#type.clone(), it.key.clone()), "{name}");
+
+        // Each byte counts.
+        let request = it.request(it.body.clone());
+        let verify = |body: &[u8]| {
+            let secrets = Secrets::from(secret());
+            sender.verify_at(request.uri(), &secrets, request.headers(), body)
+        };
+        let mut body = it.body.clone().into_bytes();
+        for at in (0..body.len()).filter(|_| !it.is_token()) {
+            body[at] ^= 1;
+            assert!(verify(&body).is_err(), "{name}: byte {at}");
+            body[at] ^= 1;
+        }
+        assert!(
+            verify(&body).is_ok() && verify(b"").is_err() != (it.is_token() && name != "figma")
+        );
+        // Another secret, and none.
+        let stranger = match described_as(name)["signature"]["algorithm"]
+            .as_str()
+            .unwrap()
+        {
+            algorithm @ ("ed25519" | "rsa-sha256") => keys(algorithm)[1],
+            "ecdsa-p256" => continue,
+            _ => "whsec_b3RoZXI=",
+        };
+        if stranger != it.secret {
+            let stranger = Secret::new(stranger).unwrap();
+            let answered = receive(stranger, &sender, it.request(it.body.clone())).await;
+            assert_eq!(answered.status, 401, "{name}");
+        }
+        let bare = post(r#"{"id":"1"}"#);
+        assert_eq!(receive(secret(), &sender, bare).await.status, 401, "{name}");
+    }
+}
+
+#[test]
+fn documented_deliveries_that_are_too_old_or_too_new_are_refused() {
+    let mut timed = 0;
+    for it in Documented::all() {
+        let description = described_as(&it.name);
+        let time = &description["signature"]["timestamp"];
+        let [Some(past), Some(ahead)] = [&time["past"], &time["ahead"]].map(Value::as_u64) else {
+            continue;
+        };
+        timed += 1;
+        for (seconds, is_fresh) in [
+            (it.now + past, true),
+            (it.now + past + 1, false),
+            (it.now - ahead, true),
+            (it.now - ahead - 1, false),
+        ] {
+            let secrets = Secrets::from(Secret::new(it.secret.as_str()).unwrap());
+            let request = it.request(it.body.clone());
+            let sender = it.sender_at(seconds);
+            let verified = sender.verify(&secrets, request.headers(), it.body.as_bytes());
+            match is_fresh {
+                true => assert_eq!(verified, Ok(0), "{}", it.name),
+                false => assert!(
+                    matches!(verified, Err(SignatureError::Stale { .. })),
+                    "{}: {verified:?}",
+                    it.name
+                ),
+            }
+        }
+    }
+    assert!(timed > 20, "{timed}");
+}
+
+/// What a query, a header, or a body in another form does to each of them.
+#[tokio::test]
+async fn odd_requests_to_every_line_are_answered_and_cause_no_panic() {
+    for it in Documented::all() {
+        let (name, sender) = (&it.name, it.sender_at(it.now));
+        let secret = || Secret::new(it.secret.as_str()).unwrap();
+        let fields = "a=1&".repeat(5_000);
+        for body in [
+            "",
+            "null",
+            "[]",
+            "{}",
+            "\"x\"",
+            "a=1&a=2",
+            "%00",
+            "{\"passcode\":{}}",
+            &fields,
+        ] {
+            let answered = receive(secret(), &sender, it.request(body.to_owned())).await;
+            let may_be = if it.is_token() {
+                &[200, 400, 401][..]
+            } else {
+                &[401]
+            };
+            assert!(
+                may_be.contains(&answered.status.as_u16()),
+                "{name}: {answered:?}"
+            );
+        }
+        for header in it
+            .headers
+            .keys()
+            .filter(|it| it.contains("sign") || it.contains("authorization"))
+        {
+            let value = it.headers[header].clone();
+            let double = it.request(it.body.clone()).and(header, &value);
+            // Of several headers, one is another's.
+            let is_signed = header.contains("hub") && name != "intercom"
+                || header.contains("-docusign-signature-1");
+            let answered = receive(secret(), &sender, double).await;
+            assert!(
+                is_signed || answered.status == 401 || name == "workos",
+                "{name}: {header} twice"
+            );
+            for wrong in [
+                "",
+                "x",
+                &value[1..],
+                &value[..value.len() - 1],
+                &value.repeat(300),
+            ] {
+                let request = it.request(it.body.clone()).with(header, wrong);
+                let answered = receive(secret(), &sender, request).await;
+                // Of a list, the rest is right.
+                let is_rest = value.contains(',') && wrong == &value[1..];
+                let is_ok = answered.status == 200 && !is_rest;
+                assert!(!is_ok || is_signed, "{name}: {header} is {wrong:?}");
+            }
+        }
+        for target in [
+            "/?challenge=1",
+            "/?crc_token=%7B%7D",
+            "/?challengeCode=a&challengeCode=b",
+            "/?a=%",
+        ] {
+            for method in ["GET", "HEAD", "OPTIONS", "PUT"] {
+                let request = Request::builder()
+                    .method(method)
+                    .uri(target)
+                    .body(Full::default());
+                let answered = receive(secret(), &sender, request.unwrap()).await;
+                let status = answered.status.as_u16();
+                assert!([200, 403, 405].contains(&status), "{name}: {status}");
+            }
+        }
+    }
+}
