@@ -104,13 +104,16 @@ impl Waits {
     /// `None` if there are `most` bytes already.
     fn begin(inbox: &Inbox, bytes: usize, most: usize) -> Option<Self> {
         let waiting = &inbox.shared.waiting;
-        let before = waiting.fetch_add(bytes, Ordering::Relaxed);
-        let waits = Self {
+        // One alone has room, however large. What has none counts for nobody.
+        let more = |before: usize| {
+            let more = before.saturating_add(bytes);
+            (before == 0 || more <= most).then_some(more)
+        };
+        let begun = waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more);
+        begun.ok().map(|_| Self {
             inbox: inbox.clone(),
             bytes,
-        };
-        // One alone has room, however large.
-        (before == 0 || before.saturating_add(bytes) <= most).then_some(waits)
+        })
     }
 }
 

@@ -24,6 +24,7 @@ pub(crate) enum LaneOf {
     /// As the application says, for kinds that are not the chat platform's.
     Application {
         is_platform: bool,
+        sends_forms: bool,
         chat: Arc<ChatOf>,
     },
 }
@@ -35,7 +36,11 @@ impl LaneOf {
     pub(crate) fn new(sender: &Sender, chat: Option<Arc<ChatOf>>) -> Self {
         let is_platform = sender.is_chat_platform();
         match chat {
-            Some(chat) => Self::Application { is_platform, chat },
+            Some(chat) => Self::Application {
+                is_platform,
+                sends_forms: sender.sends_forms(),
+                chat,
+            },
             None if is_platform => Self::Platform,
             None => Self::Sender(sender.clone()),
         }
@@ -65,14 +70,20 @@ impl LaneOf {
     ) -> Result<Option<Cow<'a, str>>, DecodeError> {
         match self {
             Self::Sender(sender) => {
-                delivery.json()?;
+                if !sender.sends_forms() {
+                    delivery.json()?;
+                }
                 let order = delivery.order().map(Cow::Borrowed);
                 Ok(order.or_else(|| sender.order_of(delivery.body())))
             }
-            Self::Application { is_platform, chat }
-                if !is_platform || !EventKind::ALL.contains(delivery.kind()) =>
-            {
-                delivery.json()?;
+            Self::Application {
+                is_platform,
+                sends_forms,
+                chat,
+            } if !is_platform || !EventKind::ALL.contains(delivery.kind()) => {
+                if !sends_forms {
+                    delivery.json()?;
+                }
                 let chat = catch_unwind(AssertUnwindSafe(|| chat(delivery)));
                 let chat = chat.unwrap_or_else(|_| {
                     tracing::error!(

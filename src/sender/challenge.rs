@@ -248,6 +248,16 @@ impl Source {
     }
 }
 
+impl Challenge {
+    /// Whether anybody may have a text signed by it.
+    pub(super) fn signs_for_anybody(&self) -> bool {
+        matches!(
+            (&self.proof, &self.answer),
+            (Proof::None, Answer::Hmac { .. })
+        )
+    }
+}
+
 impl Answer {
     /// Where the field stands that it needs.
     fn source(&self) -> Option<&Source> {

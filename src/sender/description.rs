@@ -9,6 +9,8 @@ use serde::{Deserialize, Deserializer, de};
 
 use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
+use super::challenge::Challenge;
+use super::challenge::Challenge;
 use super::media::Media;
 use super::places::{First, KeyField, MOST_HEADERS, check_url, header, numbered, place, pointers};
 use super::pointer::Pointers;
@@ -206,6 +208,12 @@ impl Description {
         }
         let is_asymmetric = self.signature.algorithm.is_asymmetric();
         let challenges = asked::read(&self.challenge, is_asymmetric)?;
+        let mut of_forms = challenges
+            .iter()
+            .filter(|_| self.content_types.contains(&Media::Form));
+        if of_forms.any(Challenge::signs_for_anybody) {
+            return Err("challenge: an HMAC without a proof signs texts for anybody, and a form is such a text".to_owned());
+        }
         let described = Described {
             name: self.name.clone(),
             is_platform: self.platform,

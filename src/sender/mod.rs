@@ -148,6 +148,11 @@ impl Described {
         self.content_types.as_deref()
     }
 
+    /// Whether anybody may have it sign a text, with a request that needs no proof.
+    pub(crate) fn signs_for_anybody(&self) -> bool {
+        self.challenges.iter().any(Challenge::signs_for_anybody)
+    }
+
     /// A body as JSON, in which pointers find their values: that of a form is an object.
     pub(crate) fn readable<'a>(&self, body: &'a [u8]) -> Result<Cow<'a, [u8]>, NoForm> {
         match &self.content_types {
@@ -389,6 +394,12 @@ impl Sender {
     /// Whether it is the chat platform, whose events this crate knows.
     pub(crate) fn is_chat_platform(&self) -> bool {
         self.described.is_platform
+    }
+
+    /// Whether its bodies may be forms, whose fields are read with their event type.
+    pub(crate) fn sends_forms(&self) -> bool {
+        let types = self.described.content_types();
+        types.is_some_and(|it| it.contains(&Media::Form))
     }
 
     /// What the events have in common that are handled in order, if this one has it.

@@ -318,3 +318,18 @@ async fn event_types_are_kept_by_item() {
         .collect();
     assert_eq!(numbers, ["item 2 of 3", "item 3 of 3"]);
 }
+
+/// The bytes that were signed are no JSON, and a handler gets them all the same.
+#[tokio::test]
+async fn a_form_is_an_event_that_waits_for_its_handler() {
+    let sender = Sender::named("slack-commands", None).unwrap();
+    let place = Place::with(MemoryQueue::new(), sender, |webhooks| webhooks);
+    let form = "command=%2Fweather&text=94070&team_id=T-1";
+    let mut request = place.request("ignored", form);
+    let kind = "application/x-www-form-urlencoded".parse().unwrap();
+    request.headers_mut().insert("content-type", kind);
+    send(&place.service, request).await.assert_ok();
+    let records = place.records().await;
+    assert_eq!(bodies(&records), [form]);
+    assert_eq!(records[0].summary.state, EventState::Waiting);
+}

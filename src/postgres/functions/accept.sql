@@ -349,7 +349,11 @@ BEGIN
     RETURN QUERY
     SELECT
         e.at, CASE WHEN v_one_more[e.at] THEN 'dead-letter' ELSE 'new' END, NULL::boolean, NULL::bigint, e.seq, v_now,
-        CASE WHEN e.outcome IS NULL AND (v_waiting IS NULL OR e.seq <> ALL (v_waiting)) THEN e.fence END
+        CASE
+            -- Few have one, and the array may be long.
+            WHEN e.fence IS NULL OR e.outcome IS NOT NULL THEN NULL
+            WHEN v_waiting IS NULL OR e.seq <> ALL (v_waiting) THEN e.fence
+        END
     FROM unnest(v_seqs, v_fences, p_outcomes) WITH ORDINALITY AS e (seq, fence, outcome, at)
     WHERE e.seq IS NOT NULL;
 END $tower_webhook$;

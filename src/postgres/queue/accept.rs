@@ -12,6 +12,7 @@ use super::batches::{Batches, Call, Executed, Result, Row};
 use super::database::Database;
 use super::parameters::{failures, some};
 use super::rows::{duration, time};
+use crate::delivery::Item;
 use crate::inbox::event::{EventId, EventLease, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
 use crate::inbox::queue::{AcceptEvents, Accepted};
@@ -102,11 +103,12 @@ impl Call for Acceptance {
     }
 
     fn size(&self) -> usize {
-        let bytes: usize = self
-            .events
-            .iter()
-            .map(|event| event.delivery.body().len())
-            .sum();
+        let bytes = |event: &NewEvent| {
+            let item = event.delivery.item();
+            let kept = item.and_then(Item::kept_bytes).map_or(0, Bytes::len);
+            event.delivery.body().len() + kept
+        };
+        let bytes: usize = self.events.iter().map(bytes).sum();
         self.events.len() + bytes / BYTES_OF_CALL
     }
 
@@ -124,15 +126,29 @@ async fn execute(database: Arc<Database>, calls: Vec<Acceptance>) -> Executed<Ve
         let accepted = events.map(|(event, row)| accepted(event, row));
         let mut accepted: Vec<_> = accepted.collect::<Result<_, _>>()?;
         // Unless a part of them was stored before the key of another one was claimed.
-        let refused = accepted.iter().position(Accepted::refuses_all);
-        if let Some(refused) = refused
-            && !accepted.iter().any(|it| matches!(it, Accepted::New { .. }))
+        if let Some(refused) = refused(&accepted)
+            && !accepted.iter().any(is_stored)
         {
             accepted = vec![accepted.swap_remove(refused)];
         }
         Ok(accepted)
     });
     accepted.await
+}
+
+fn is_stored(accepted: &Accepted) -> bool {
+    matches!(accepted, Accepted::New { .. } | Accepted::DeadLetter { .. })
+}
+
+/// Which of these says why nothing is stored: what is longest in the way.
+fn refused(accepted: &[Accepted]) -> Option<usize> {
+    let each = accepted.iter().enumerate();
+    let refused = each.filter_map(|(at, accepted)| match accepted {
+        Accepted::BodyReplayed => Some((Duration::MAX, at)),
+        Accepted::InFlight { remaining } => Some((*remaining, at)),
+        _ => None,
+    });
+    refused.max().map(|(_, at)| at)
 }
 
 fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
@@ -208,8 +224,12 @@ fn accepted(event: &NewEvent, row: &PgRow) -> Result<Accepted, Error> {
                 remaining: remaining.max(Duration::from_micros(1)),
             });
         }
-        // Of an item of a batch, whose other items are in the way: what is refused says so.
-        "refused" => return Ok(Accepted::Duplicate { same_body: true }),
+        // For another item of its batch, which may be in another call, as a spool forwards them.
+        "refused" => {
+            return Ok(Accepted::InFlight {
+                remaining: Duration::from_micros(1),
+            });
+        }
         "body-replayed" => return Ok(Accepted::BodyReplayed),
         "dead-letter" => {
             let id = EventId(column(row, 3)?);

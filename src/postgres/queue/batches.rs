@@ -211,7 +211,7 @@ impl<C: Call> Batches<C> {
                 continue;
             }
             // It may be on a dead connection. The next calls get another connection.
-            let grace = GRACE + PER_SIZE * u32::try_from(size).unwrap_or(u32::MAX);
+            let grace = GRACE + PER_SIZE * u32::try_from(size).unwrap_or(u32::MAX).min(2_500);
             let answered = timeout(grace, answered);
             match Arc::clone(&self.slow).try_acquire_owned() {
                 Ok(permit) => drop(tokio::spawn({

@@ -931,3 +931,30 @@ async fn a_handler_that_outlasts_the_deadline_is_warned_of() {
         assert_eq!(lines.contains("stops waiting"), warns, "{lines}");
     }
 }
+
+/// X asks with a GET, for the HMAC of a text that anybody may choose.
+#[tokio::test]
+async fn what_anybody_may_have_signed_is_no_delivery() {
+    let sender = Sender::named("twitter", None).unwrap();
+    let webhooks = Webhooks::new(secret()).sender(sender.clone());
+    let layer = webhooks.into_signature_layer().unwrap();
+    let service = layer.layer(service_fn(event));
+    for (body, accepted) in [
+        ("12345", false),
+        ("true", false),
+        ("abc", false),
+        ("{}", true),
+    ] {
+        let delivery = RawDelivery::new(EventKind::from_static("twitter"), body);
+        let mut request = post(body);
+        *request.headers_mut() = sender.sign(&secret(), &delivery).unwrap();
+        let answered = send(&service, request).await;
+        assert_eq!(answered.status == 200, accepted, "{body}: {answered:?}");
+    }
+    let form = json!({
+        "content-types": ["application/x-www-form-urlencoded"],
+        "challenge": [{"proof": "none", "answer": {"hmac": {"pointer": "?t", "tag": "tag", "coding": "hex"}}}],
+    });
+    let error = described(form).unwrap_err().to_string();
+    assert!(error.contains("signs texts for anybody"), "{error}");
+}
