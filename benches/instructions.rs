@@ -336,9 +336,9 @@ fn spooled() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::inbox(args = (), setup = inbox, config = at_most(114_000))]
-#[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(18_310))]
-#[bench::accept_spooled(args = (), setup = spooled, config = at_most(20_740))]
+#[bench::inbox(args = (), setup = inbox, config = at_most(117_500))]
+#[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(18_930))]
+#[bench::accept_spooled(args = (), setup = spooled, config = at_most(21_220))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
 #[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_800))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]

@@ -10,7 +10,6 @@ use serde::{Deserialize, Deserializer, de};
 use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
 use super::challenge::Challenge;
-use super::challenge::Challenge;
 use super::media::Media;
 use super::places::{First, KeyField, MOST_HEADERS, check_url, header, numbered, place, pointers};
 use super::pointer::Pointers;

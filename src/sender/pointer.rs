@@ -158,11 +158,12 @@ impl Pointers {
                 .entry(name.as_str())
                 .or_insert(Value::Null);
         }
-        // A value that is there already is that of another field.
-        if !place.is_null() && *place != value {
-            return None;
+        // A value that is there already is that of another field, which may stand at the same place.
+        match place {
+            Value::Object(_) => return None,
+            Value::Null => *place = value,
+            _ => {}
         }
-        *place = value;
         Some(())
     }
 

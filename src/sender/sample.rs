@@ -38,6 +38,9 @@ impl Sender {
         if let Some(payload) = sample(kind).filter(|_| self.is_chat_platform()) {
             return Ok(RawDelivery::new(kind.clone(), payload).with_key(key.clone()));
         }
+        if self.sends_forms() {
+            return Err(self.is_wrong("its deliveries are forms, of which no sample is made"));
+        }
         let text = str::from_utf8(key.as_bytes());
         let text = text.map_err(|_| self.is_wrong("a key in its body is UTF-8: use another"))?;
         let mut body = Value::Object(Map::new());
@@ -46,7 +49,22 @@ impl Sender {
             Place::Body(pointers) => pointers.put(&mut body, value),
             _ => Some(()),
         };
-        let mut placed = put(&scheme.kind, json!(kind.as_str()));
+        let mut placed = match &scheme.kind {
+            Place::Made(made) => {
+                let texts: Vec<_> = match &*made.with {
+                    "" => vec![kind.as_str()],
+                    with => kind.as_str().splitn(made.parts.len(), with).collect(),
+                };
+                if texts.len() < made.parts.len() {
+                    return Err(self.is_wrong(
+                        "its event types are joined of several texts: give one that is",
+                    ));
+                }
+                let parts = made.parts.iter().zip(texts);
+                parts.map(|(part, text)| put(part, json!(text))).collect()
+            }
+            place => put(place, json!(kind.as_str())),
+        };
         for part in &scheme.key {
             placed = placed.and(put(part, json!(text)));
             if let Place::Header(name) = part {

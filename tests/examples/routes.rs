@@ -617,7 +617,7 @@ fn a_wrong_file_is_explained() {
              sender = \"DIR/acme.toml\"",
             &[
                 "line 8: the route `/b`: `sender`: ",
-                "acme.toml` describes no sender: signature.coding: use `hex`, `hex-any-case` or `base64` at line 2 column 1",
+                "acme.toml` describes no sender: signature.coding: use `hex`, `hex-any-case`, `base64` or `base64url` at line 2 column 1",
             ],
         ),
         (

@@ -155,11 +155,11 @@ fn files_of_the_page_are_read() {
     let page = include_str!("../../src/docs/senders.md");
     let fences = page.split("```toml\n").skip(1);
     let files: Vec<_> = fences.map(|it| it.split("```").next().unwrap()).collect();
-    let [routes, acme, challenge] = files[..] else {
+    let [routes, acme, challenge, batch] = files[..] else {
         panic!("{} files in TOML", files.len());
     };
     let dir = TempDir::new().unwrap();
-    let challenged = format!("{acme}{challenge}");
+    let challenged = format!("{acme}{challenge}{batch}");
     for (name, text) in [
         ("chat.secret", "one"),
         ("github.secret", "two"),
