@@ -70,7 +70,9 @@ fn each_sender_is_received_and_what_was_sent_is_verified() {
     let [token, file] = ["token", "sent"].map(|it| dir.path().join(it));
     fs::write(&token, "a token\n").unwrap();
     let file = file.to_str().unwrap();
-    for name in Sender::PROFILES {
+    // Keys of RSA are those of the tests of the pipeline.
+    let is_rsa = |name: &&str| Sender::profile(name).unwrap().contains("\"rsa-");
+    for name in Sender::PROFILES.iter().filter(|name| !is_rsa(name)) {
         let Known {
             signs,
             verifies,
@@ -85,7 +87,7 @@ fn each_sender_is_received_and_what_was_sent_is_verified() {
         let receiver = Server::receiver(&args);
         // Of a type that is joined of two texts, too.
         let event = match *name {
-            "customerio" => "customer_subscribed",
+            "customerio" => "customer.subscribed",
             _ => "push",
         };
         let mut sending = vec!["--sender", name, "--event", event, "--count", "3"];
