@@ -527,9 +527,9 @@ async fn routes_separate_keys_and_kinds_do_not() {
 async fn a_body_of_another_key_is_replayed_if_the_sender_needs_it() {
     let database = AppServer::start().await;
     let crm = TransactionalCrm::default();
-    let github = Sender::github();
+    let bitbucket = Sender::named("bitbucket", None).unwrap();
     let service = service_with(&database.transactions(), &crm, |route| {
-        route.sender(github.clone())
+        route.sender(bitbucket.clone())
     });
     let event = |key: &'static str, body: &'static str| {
         let delivery = RawDelivery::new(EventKind::CHAT_RATED, body);
@@ -537,7 +537,7 @@ async fn a_body_of_another_key_is_replayed_if_the_sender_needs_it() {
         let mut request = Request::post("/")
             .body(Full::new(delivery.body().clone()))
             .unwrap();
-        *request.headers_mut() = github.sign(&secret(), &delivery).unwrap();
+        *request.headers_mut() = bitbucket.sign(&secret(), &delivery).unwrap();
         request
     };
     send(&service, event("a", BODY)).await.assert_ok();
