@@ -158,7 +158,7 @@ struct Content {
     headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
-    /// Of a verifier. Boxed, because most senders need none.
+    /// The notes of a verifier. Boxed, because most senders have none.
     noted: Option<Box<Noted>>,
     /// Of an event that came with others in a batch.
     item: Option<Box<Item>>,
@@ -380,8 +380,7 @@ impl RawDelivery {
         self
     }
 
-    /// Notes what a verifier said that it has in common with those that it must not overtake, and whether that has an answer
-    /// of its own for a success.
+    /// Notes the order that a verifier found, and whether the verifier answers a success itself.
     pub(crate) fn note(&mut self, order: Option<String>, has_success: bool) {
         if order.is_some() || has_success {
             let noted = Noted { order, has_success };
@@ -389,7 +388,7 @@ impl RawDelivery {
         }
     }
 
-    /// Returns what a verifier said that it has in common with those that it must not overtake.
+    /// Returns the order that a verifier found: events with the same order are handled one after another.
     pub(crate) fn order(&self) -> Option<&str> {
         self.content.noted.as_ref()?.order.as_deref()
     }

@@ -41,7 +41,7 @@ pub struct NewEvent {
     /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
     pub key: Option<EventKey>,
     /// The digests of the body and the key, if the body must not have been accepted under another key. The items of a batch
-    /// share those of their delivery: one that was accepted under the same key refuses none of them.
+    /// share the digests of their delivery: if these were accepted under the same key, no item is refused.
     pub guard: Option<EventKey>,
     /// Whether a delivery with the key and another body is refused. A queue that accepts an event before it can compare
     /// bodies, such as a spool, needs it later.

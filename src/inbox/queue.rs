@@ -175,7 +175,7 @@ pub trait ClaimEvents: Send + Sync + 'static {
     /// A route gets no more events than [`Share::most`] allows. Its other events do not count for
     /// [`Claims::next_due`].
     ///
-    /// A claim takes no event more when the bodies of those that it took have [`BYTES_OF_CLAIM`] together.
+    /// A claim ends when the bodies of its events reach [`BYTES_OF_CLAIM`] together.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     async fn claim(

@@ -14,7 +14,7 @@ use super::tag::Coding;
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) struct ChallengeDescription {
-    /// Of one that is not signed: GET by default.
+    /// The method of an unsigned challenge: GET by default.
     method: Option<Asks>,
     /// What stands where, if it is one.
     #[serde(default)]

@@ -58,7 +58,7 @@ impl AcceptEvents for Accept {
     }
 }
 
-/// The events of a delivery, with the position of the one that may be taken, and the time of its lease.
+/// The events of a delivery. One of them may be taken: its position, and the time of its lease.
 #[derive(Clone)]
 struct Acceptance {
     events: Arc<[NewEvent]>,

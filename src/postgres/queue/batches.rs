@@ -126,7 +126,8 @@ struct State<C: Call> {
     waiting: VecDeque<Job<C>>,
     /// Rows that others have locked, which a task looks at. The calls that need them wait without a statement.
     locked: BTreeSet<Row>,
-    /// The size of the calls that the next statement serves, at most, or one call: fewer after one that was blocked for an unknown reason.
+    /// The maximum size of the next statement, which serves at least one call. Smaller after a statement that was blocked for an
+    /// unknown reason.
     largest: usize,
     /// Whether a task executes statements.
     is_running: bool,

@@ -45,8 +45,8 @@ use crate::sender::{Reply, SignatureError};
 /// - Keep what was fetched, failures too, for a time: one request must not cost one fetch. Limit how much is kept, and the bytes
 ///   that are read of a response: they do not count as those of bodies.
 /// - All of it must end within [`body_timeout`](crate::Webhooks::body_timeout), 10 seconds by default, counted from the body's
-///   last byte. Then, and when the client disconnects, the future is dropped. What must outlive it, such as a fetch that others
-///   wait for, belongs into a task of its own.
+///   last byte. Then, and when the client disconnects, the future is dropped. Spawn a task for work that must outlive it,
+///   such as a shared fetch.
 ///
 /// While it runs, the body counts as one that is being received: beyond
 /// [`max_buffered`](crate::Webhooks::max_buffered), it is given up, and the slowest goes first.
