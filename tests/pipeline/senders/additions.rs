@@ -955,6 +955,6 @@ async fn what_anybody_may_have_signed_is_no_delivery() {
         "content-types": ["application/x-www-form-urlencoded"],
         "challenge": [{"proof": "none", "answer": {"hmac": {"pointer": "?t", "tag": "tag", "coding": "hex"}}}],
     });
-    let error = described(form).unwrap_err().to_string();
+    let error = described(form).unwrap_err();
     assert!(error.contains("signs texts for anybody"), "{error}");
 }
