@@ -337,7 +337,7 @@ pub enum Settlement {
         /// Whether the failure counts.
         counts: bool,
         /// Whether it is that of a probe, whose whole kind fails: it says little of the event.
-        is_probe: bool,
+        is_slowed: bool,
         /// Whether the lane waits for the next attempt. Otherwise, the event is tried again out of order.
         blocks_lane: bool,
     },

@@ -101,7 +101,7 @@ async fn routes_are_told_apart_on_each_page() {
     assert_eq!(send(&github, forged).await.status, 401);
     sleep(10 * SECOND).await;
     running.drain(SECOND).await.unwrap();
-    let again = inbox.clone().worker(|worker| worker.trip_after(2));
+    let again = inbox.clone().worker(|worker| worker.credit(2));
     let mut again = again.routes();
     let fails = EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::retry("x")));
     again
@@ -123,7 +123,7 @@ async fn routes_are_told_apart_on_each_page() {
     overview
         .is(200)
         .shows(r#"<th scope="row">push</th>"#)
-        .shows(r#"<th scope="row">github/push <span class="badge bad">tripped, next "#)
+        .shows(r#"<th scope="row">github/push <span class="badge bad">slowed, next "#)
         .shows(r#"<th scope="row">github/pull <span class="badge bad">silent</span>"#)
         .shows("Events of <b>github/push</b> fail in many chats")
         .shows(r#"href="/events?state=retrying&amp;route=github&amp;kind=push""#)
@@ -141,7 +141,7 @@ async fn routes_are_told_apart_on_each_page() {
     get(&app, "/events/2")
         .await
         .shows("<dt>Kind</dt><dd>github/push</dd>")
-        .shows("Its kind is tripped");
+        .shows("Its kind is slowed");
     get(&app, "/events/1")
         .await
         .shows("<dt>Kind</dt><dd>push</dd>");

@@ -561,7 +561,7 @@ async fn two_routes(inbox: &Inbox) -> ([(Receiver, Place, Desk); 2], tower_webho
 
 #[tokio::test(start_paused = true)]
 async fn a_type_is_tripped_at_its_route_alone() {
-    let inbox = opened(&MemoryQueue::new(), |worker| worker.trip_after(3)).await;
+    let inbox = opened(&MemoryQueue::new(), |worker| worker.credit(3)).await;
     let ([one, two], running) = two_routes(&inbox).await;
     for chat in ["a", "b", "c", "d"] {
         for ((service, place, _), does) in [(&one, "fails"), (&two, "")] {
@@ -570,8 +570,8 @@ async fn a_type_is_tripped_at_its_route_alone() {
         }
         sleep(SECOND).await;
     }
-    let tripped: Vec<_> = inbox.tripped().into_keys().collect();
-    assert_eq!(tripped, [github().made()]);
+    let slowed: Vec<_> = inbox.slowed().into_keys().collect();
+    assert_eq!(slowed, [github().made()]);
     assert_eq!(two.2.seen().len(), 4);
     let attempts = one.2.attempts();
     for n in 0..50 {

@@ -302,7 +302,7 @@ async fn events_are_found_by_route_and_chats_at_all_routes() {
             after: MINUTE,
             failure: Some(failure),
             counts: true,
-            is_probe: false,
+            is_slowed: false,
             blocks_lane: true,
         };
         let lease = taken.unwrap().lease;

@@ -540,7 +540,7 @@ async fn accessible(width: u32) {
             desk.refuse().await;
         }
         page.goto(&format!("{url}/events/4")).await;
-        page.until_contains("#waits", "Its kind is tripped").await;
+        page.until_contains("#waits", "Its kind is slowed").await;
         desk.inbox
             .pause(Scope::Everything, "ada: maintenance")
             .await

@@ -148,7 +148,7 @@ async fn an_outage_costs_few_attempts_and_no_event_its_patience() {
             .assert_ok();
     }
     sleep(9 * DAY).await;
-    // Some 40 before the kind is tripped, then one each minute.
+    // Some 40 before the kind is slowed, then one each minute.
     assert!(crm.attempts() < 9 * 24 * 60 * 2, "{}", crm.attempts());
     assert!(
         states(&inbox)
@@ -173,12 +173,12 @@ async fn a_redriven_event_of_a_tripped_kind_is_tried_at_once() {
         let event = event(&format!("chat-{n}"), 1);
         send(&webhooks, event).await.assert_ok();
     }
-    assert!(inbox.tripped().contains_key(&EventKind::CHAT_RATED.into()));
+    assert!(inbox.slowed().contains_key(&EventKind::CHAT_RATED.into()));
     sleep(10 * MINUTE).await;
     // The ones that wait have been due for longer.
     let record = async || inbox.get(EventId(77)).await.unwrap().unwrap();
     let next = || {
-        let next = inbox.tripped()[&EventKind::CHAT_RATED.into()];
+        let next = inbox.slowed()[&EventKind::CHAT_RATED.into()];
         next.duration_since(SystemTime::now()).unwrap_or_default()
     };
     // Long before the next probe, whose time is random.
@@ -209,7 +209,7 @@ async fn a_redriven_event_of_a_tripped_kind_is_tried_at_once() {
     inbox.redrive(EventId(77), None).await.unwrap();
     sleep(2 * SECOND).await;
     assert_eq!(record().await.summary.state, EventState::Handled);
-    assert!(inbox.tripped().is_empty());
+    assert!(inbox.slowed().is_empty());
     worker.drain(SECOND).await.unwrap();
 }
 

@@ -116,7 +116,7 @@ fn retry(after: Duration, blocks_lane: bool) -> Settlement {
         after,
         failure: Some(failure()),
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane,
     }
 }
