@@ -59,8 +59,10 @@ struct Credit {
     seen: Instant,
     /// Since its last success.
     failing: Option<Failing>,
-    /// Whether a claim has left events of it, since it may have no more calls in progress.
+    /// Whether the last claim may have left events of it.
     is_waiting: bool,
+    /// When it has credit for them, if they wait for that.
+    credit_at: Option<Instant>,
     /// The event that a person wants to be tried next.
     wanted: Option<EventId>,
 }
@@ -118,6 +120,7 @@ impl Credit {
             seen: now,
             failing: None,
             is_waiting: false,
+            credit_at: None,
             wanted: None,
         }
     }
@@ -349,13 +352,15 @@ impl Credits {
             false => many,
         };
         let side_by_side: Vec<_> = self.types.keys().map(|of| others(of, self)).collect();
-        let mut failing = Vec::new();
+        // At least one each, so that the types with events get the room after a few claims.
+        let failing = self.types.values().filter(|it| it.failing.is_some());
+        let room = room.div_ceil(failing.count().max(1));
         let mut shares = Vec::new();
         for ((of, it), side_by_side) in self.types.iter_mut().zip(side_by_side) {
-            let calls = it.calls(most);
-            let more = calls.min(side_by_side.saturating_sub(it.busy));
-            if it.failing.is_some() && room < usize::MAX {
-                failing.push((shares.len(), more));
+            (it.is_waiting, it.credit_at) = (false, None);
+            let mut more = it.calls(most).min(side_by_side.saturating_sub(it.busy));
+            if it.failing.is_some() {
+                more = more.min(room);
             }
             let share = KindShare {
                 kind: of.kind.clone(),
@@ -364,7 +369,6 @@ impl Credits {
             };
             shares.push((of.route.clone(), share));
         }
-        deal(room, &failing, &mut shares);
         shares
     }
 
@@ -381,20 +385,21 @@ impl Credits {
             return true;
         };
         it.is_waiting = true;
+        if it.calls(most) == 0 {
+            it.credit_at = Some(it.next_call());
+            return false;
+        }
         let is_held = it.failing.is_some() && room == 0;
-        it.busy < side_by_side && it.calls(most) > 0 && !is_held
+        it.busy < side_by_side && !is_held
     }
 
-    /// When the next type gets credit that waits for it.
-    pub(super) fn next(&mut self) -> Option<Instant> {
-        let (most, types) = (self.most, &mut self.types);
+    /// When the next type gets credit that waits for it, of those that a person wants at routes that have room for it.
+    pub(super) fn next(&self, has_room: impl Fn(&RouteName) -> bool) -> Option<Instant> {
         let waiting = self.low.iter().filter_map(|of| {
-            let it = types.get_mut(of)?;
-            it.refill(most);
-            match it.wanted {
-                Some(_) => Some(it.next_wanted()),
-                None => Some(it.next_call()).filter(|at| it.is_waiting && *at > it.at),
-            }
+            let it = self.types.get(of)?;
+            let wanted = it.wanted.filter(|_| has_room(&of.route));
+            let wanted = wanted.map(|_| it.next_wanted());
+            wanted.into_iter().chain(it.credit_at).min()
         });
         waiting.min()
     }
@@ -453,24 +458,189 @@ impl Credits {
     }
 }
 
-/// Deals room to failing types, one after the other: to the one with the fewest calls first.
-fn deal(room: usize, failing: &[(usize, usize)], shares: &mut [(RouteName, KindShare)]) {
-    if failing.is_empty() {
-        return;
+#[cfg(test)]
+mod tests {
+    use tokio::time::advance;
+
+    use super::*;
+    use crate::event::EventKind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn rated() -> EventType {
+        EventKind::CHAT_RATED.into()
     }
-    let mut left = room;
-    let mut given: Vec<_> = failing.iter().map(|(at, more)| (*at, *more, 0)).collect();
-    while left > 0 {
-        let fewest = given
-            .iter_mut()
-            .filter(|(_, more, given)| given < more)
-            .min_by_key(|(at, _, given)| shares[*at].1.busy + *given);
-        let Some((.., given)) = fewest else { break };
-        *given += 1;
-        left -= 1;
+
+    fn closed() -> EventType {
+        EventKind::CHAT_CLOSED.into()
     }
-    for (at, _, given) in given {
-        let share = &mut shares[at].1;
-        share.most = share.busy + given;
+
+    /// Makes calls that fail, for as long as there is credit, and returns their number.
+    fn fail(credits: &mut Credits, of: &EventType) -> usize {
+        let mut calls = 0;
+        while credits.reserve(of) {
+            credits.end(of, Some(false), calls as i64);
+            calls += 1;
+        }
+        calls
+    }
+
+    fn most(credits: &mut Credits, of: &EventType) -> usize {
+        let shares = credits.shares();
+        let share = shares.iter().find(|(_, it)| it.kind == of.kind);
+        share.map_or(credits.each(), |(_, it)| it.most)
+    }
+
+    #[test]
+    fn an_outcome_shows_whether_the_handler_works_or_nothing() {
+        assert_eq!(handler_works(&Outcome::Ignored), Some(true));
+        let failed = Outcome::failed("it is down");
+        assert_eq!(handler_works(&failed), Some(false));
+        assert_eq!(handler_works(&Outcome::LeaseLost), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failing_calls_are_bounded() {
+        let mut credits = Credits::new(32, CALLS);
+        assert_eq!(fail(&mut credits, &rated()), 64);
+        assert!(credits.is_slowed(&rated()));
+        let mut calls = 0;
+        for _ in 0..(600 - 1) {
+            advance(SECOND).await;
+            calls += fail(&mut credits, &rated());
+        }
+        assert_eq!(calls, 599, "one a second");
+        let mut calls = 0;
+        for _ in 0..600 {
+            advance(SECOND).await;
+            calls += fail(&mut credits, &rated());
+        }
+        assert!((60..=61).contains(&calls), "one in ten seconds: {calls}");
+        assert!(!credits.is_slowed(&closed()));
+        assert_eq!(fail(&mut credits, &closed()), 64);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_success_pays_for_others() {
+        let mut credits = Credits::new(32, CALLS);
+        assert_eq!(fail(&mut credits, &rated()), 64);
+        advance(SECOND).await;
+        assert!(credits.reserve(&rated()));
+        let change = credits.end(&rated(), Some(true), 1);
+        assert_eq!(change.is_slowed, Some(false));
+        assert!(!credits.is_slowed(&rated()));
+        assert_eq!(fail(&mut credits, &rated()), 17);
+        // What was interrupted costs nothing, and shows nothing.
+        advance(SECOND).await;
+        for _ in 0..3 {
+            assert!(credits.reserve(&rated()));
+            assert_eq!(credits.end(&rated(), None, 1).is_slowed, None);
+        }
+        assert!(credits.is_slowed(&rated()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_quarter_of_the_places_is_for_others() {
+        let mut credits = Credits::new(8, CALLS);
+        credits.see(&closed());
+        for calls in 0..6 {
+            assert_eq!(most(&mut credits, &rated()), 6, "{calls}");
+            assert!(credits.reserve(&rated()));
+        }
+        assert!(!credits.reserve(&rated()));
+        assert!(credits.reserve(&closed()));
+        advance(ACTIVE + SECOND).await;
+        assert!(credits.reserve(&rated()), "nothing came for a minute");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failing_types_leave_a_quarter_together() {
+        let mut credits = Credits::new(8, CALLS);
+        let failing = [rated(), EventKind::CHAT_OPENED.into()];
+        for of in &failing {
+            assert!(credits.reserve(of));
+            credits.end(of, Some(false), 1);
+        }
+        credits.see(&closed());
+        for n in 0..6 {
+            assert!(credits.reserve(&failing[n % 2]), "{n}");
+        }
+        assert!(failing.iter().all(|of| !credits.reserve(of)));
+        let shares = credits.shares();
+        let more: usize = shares
+            .iter()
+            .filter(|(_, it)| it.kind != closed().kind)
+            .map(|(_, it)| it.most - it.busy)
+            .sum();
+        assert_eq!(more, 0);
+        assert!(credits.reserve(&closed()));
+        credits.end(&failing[0], None, 1);
+        let shares = credits.shares();
+        let of = |kind: &EventKind| {
+            shares
+                .iter()
+                .find(|(_, it)| it.kind == *kind)
+                .unwrap()
+                .1
+                .clone()
+        };
+        let first = of(&failing[0].kind);
+        assert_eq!((first.busy, first.most), (2, 3), "the one with fewer calls");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whoever_waits_is_told_of_room() {
+        let mut credits = Credits::new(8, 2);
+        assert_eq!(fail(&mut credits, &rated()), 2);
+        assert_eq!(credits.next(|_| true), None, "nothing waits");
+        assert!(!credits.wait(&rated()));
+        assert_eq!(credits.next(|_| false), Some(Instant::now() + SECOND));
+        advance(SECOND / 2).await;
+        assert_eq!(credits.next(|_| false), Some(Instant::now() + SECOND / 2));
+        credits.shares();
+        assert_eq!(credits.next(|_| true), None, "it was asked");
+        assert!(!credits.wait(&rated()));
+        let route = rated().route;
+        assert_eq!(credits.without(&route), [rated()]);
+        advance(SECOND / 2).await;
+        assert!(credits.without(&route).is_empty());
+        assert!(credits.reserve(&rated()));
+        assert!(!credits.wait(&rated()));
+        assert!(credits.end(&rated(), Some(true), 1).has_room);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_event_that_a_person_wants_is_next() {
+        let mut credits = Credits::new(8, 2);
+        assert!(!credits.want(&rated(), EventId(7)), "nothing has failed");
+        assert_eq!(fail(&mut credits, &rated()), 2);
+        advance(LONG).await;
+        assert_eq!(fail(&mut credits, &rated()), 1, "one in ten seconds");
+        advance(SECOND).await;
+        assert!(!credits.reserve(&rated()));
+        assert!(credits.want(&rated(), EventId(7)));
+        assert_eq!(credits.wanted(|_| false), None);
+        assert_eq!(credits.wanted(|_| true), Some((rated(), EventId(7))));
+        assert_eq!(credits.wanted(|_| true), None, "once");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_quiet_type_is_slowed_down_after_ten_minutes() {
+        let mut credits = Credits::new(8, CALLS);
+        for chat in 0..10 {
+            assert!(credits.reserve(&rated()));
+            assert_eq!(credits.end(&rated(), Some(false), chat).is_slowed, None);
+        }
+        advance(LONG).await;
+        assert!(credits.reserve(&rated()));
+        assert_eq!(credits.end(&rated(), Some(false), 1).is_slowed, Some(true));
+        // One sick chat is not the whole type.
+        for _ in 0..10 {
+            advance(LONG).await;
+            assert!(credits.reserve(&closed()));
+            assert_eq!(credits.end(&closed(), Some(false), 1).is_slowed, None);
+        }
+        assert_eq!(credits.leave(|_| true), [rated()]);
+        assert!(!credits.is_slowed(&rated()));
     }
 }

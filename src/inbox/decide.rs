@@ -228,6 +228,7 @@ mod tests {
             outcome,
             took: SECOND,
             is_slowed: false,
+            is_short: false,
             jitter: 0.0,
         };
         decide(ended, rules).settlement
@@ -385,14 +386,14 @@ mod tests {
             ..Rules::default()
         };
         let week = 7 * 24 * HOUR;
-        for (uncounted, tried_for, is_last, is_last_probe) in [
+        for (uncounted, tried_for, is_last, is_last_slowed) in [
             (0, None, false, false),
             (98, Some(week - SECOND), false, false),
             (99, Some(SECOND), true, false),
             (1, Some(week), true, false),
             (99, Some(week), true, false),
             (99, Some(2 * week), true, false),
-            // Probes add little.
+            // While attempts of the type are slowed down, one adds little.
             (198, Some(2 * week), true, false),
             (199, None, true, true),
         ] {
@@ -400,12 +401,13 @@ mod tests {
                 uncounted,
                 ..event(0, tried_for)
             };
-            for (is_slowed, is_last) in [(false, is_last), (true, is_last_probe)] {
+            for (is_slowed, is_last) in [(false, is_last), (true, is_last_slowed)] {
                 let ended = Ended {
                     event: &event,
                     outcome: &away,
                     took: SECOND,
                     is_slowed,
+                    is_short: false,
                     jitter: 0.0,
                 };
                 let decision = decide(ended, &rules);
@@ -428,10 +430,10 @@ mod tests {
     }
 
     #[test]
-    fn delays_grow_with_the_failures_of_their_sort_but_those_of_probes() {
+    fn delays_grow_with_the_failures_of_their_sort_and_are_longer_without_credit() {
         let error = outcome(Err(HandlerError::retry("error")));
         let away = Outcome::unavailable("the database is away", SECOND);
-        let after = |outcome: &Outcome, is_slowed, uncounted, jitter| {
+        let after_with = |outcome: &Outcome, is_slowed, is_short, uncounted, jitter| {
             let event = TakenEvent {
                 uncounted,
                 ..event(1, Some(SECOND))
@@ -441,6 +443,7 @@ mod tests {
                 outcome,
                 took: SECOND,
                 is_slowed,
+                is_short,
                 jitter,
             };
             let decision = decide(ended, &Rules::default());
@@ -453,6 +456,14 @@ mod tests {
                 !is_slowed && matches!(outcome, Outcome::Failed { .. })
             );
             after
+        };
+        for (is_slowed, jitter, expected) in [(false, 0.0, 120), (true, 0.0, 120), (true, 1.0, 90)]
+        {
+            let after = after_with(&error, is_slowed, true, 9, jitter);
+            assert_eq!(after, expected * SECOND, "short of credit");
+        }
+        let after = |outcome: &Outcome, is_slowed, uncounted, jitter| {
+            after_with(outcome, is_slowed, false, uncounted, jitter)
         };
         assert_eq!(after(&error, false, 9, 0.0), 10 * SECOND);
         // A handler may ask for a longer delay, and not for a shorter one.

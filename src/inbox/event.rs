@@ -273,13 +273,14 @@ pub struct TakenEvent {
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of these failures, or of those that did not count and were no probes while none did. `None` if there is none.
+    /// The time since the first of these failures, or of those that did not count while none did, unless attempts
+    /// of the type were slowed down. `None` if there is none.
     pub tried_for: Option<Duration>,
-    /// The number of attempts that failed without being counted. 200 probes of a slowed kind are as one.
+    /// The number of attempts that failed without being counted. 200 while attempts of the type were slowed down are as one.
     pub uncounted: u32,
 }
 
-/// What a queue adds for each failure that does not count, so that the probe of a slowed kind can be a small part of one.
+/// What a queue adds for each failure that does not count, so that one while attempts of its type are slowed down can be a small part of it.
 pub(crate) const UNCOUNTED: u32 = 200;
 
 /// What it adds for one.

@@ -136,7 +136,8 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// Events of a type failed in many chats, so a worker tries [one at a time](crate::docs::inbox#slowed-event-types).
+    /// Events of a type fail, and none has succeeded for long, so a worker [slows down](crate::docs::inbox#types-that-fail) its
+    /// attempts.
     Slowed {
         /// The route.
         route: &'a RouteName,

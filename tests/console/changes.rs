@@ -162,7 +162,7 @@ async fn an_event_says_when_it_is_tried_after_retry_now() {
     let overview = get(&app, "/").await;
     overview
         .shows("one at a time until one succeeds, the next in ")
-        .shows("slowed, next in ");
+        .shows("slowed down, next in ");
 
     // A second after a probe, as there is at most one a second.
     let probes = crm.attempts();

@@ -516,7 +516,7 @@ impl Pool {
 
     pub(super) fn next_ask(&self) -> Option<Instant> {
         let planned = *lock(&self.plan);
-        let credit = lock(&self.credits).next();
+        let credit = lock(&self.credits).next(|route| self.has_room(route));
         planned.into_iter().chain(credit).min()
     }
 

@@ -159,7 +159,7 @@ impl Event {
                 } else if failure.is_some() {
                     self.uncounted = self.uncounted.saturating_add(uncounted(*is_slowed));
                 }
-                // A probe of a slowed kind does not begin this time, as the outage is not the event's fault.
+                // A failure while attempts of the type are slowed down does not begin this time, as the outage is not the event's fault.
                 if *counts || failure.is_some() && !is_slowed || self.past.is_empty() {
                     self.first_failed.get_or_insert(now);
                 }

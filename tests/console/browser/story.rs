@@ -72,7 +72,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     let window = Window::new(1280);
     let test = async |page: Page| {
         // The warning, and its reason.
-        page.until_contains("#alerts", "message-created fail in many chats")
+        page.until_contains("#alerts", "message-created fail, and none has succeeded")
             .await;
         page.until_contains("#problems", "the CRM refused the connection")
             .await;

@@ -317,7 +317,11 @@ async fn an_outage_of_a_quiet_type_is_told() {
         send(&webhooks, support::inbox::event(&format!("chat-{n}"), 1))
             .await
             .assert_ok();
-        assert_eq!(inbox.slowed().contains_key(&of), n > 10, "after {n} minutes");
+        assert_eq!(
+            inbox.slowed().contains_key(&of),
+            n > 10,
+            "after {n} minutes"
+        );
         sleep(MINUTE).await;
     }
     assert!(inbox.slowed().contains_key(&of));

@@ -280,7 +280,7 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
     Some(Cause::new(Level::Critical, text))
 }
 
-/// Events that have failed, block no lane and are of no slowed type: nothing else tells of them.
+/// Events that have failed, block no lane and are of no type that is slowed down: nothing else tells of them.
 fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
     let stats = stats?;
     let fails = |it: &&KindStats| {
@@ -310,8 +310,8 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail in many chats: they are slowed, and tried one at a time until one succeeds, the next "
-        (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none has succeeded for long: attempts of such a type are slowed down until one
+        succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
         @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
     };
     let cause = Cause::new(Level::Critical, text);

@@ -38,7 +38,7 @@ struct Row<'a> {
     age: Option<Duration>,
     spent: Option<&'a Spent>,
     minutes: Option<&'a [Minute; 60]>,
-    /// When the next event of the type is tried, if it is slowed.
+    /// When the next event of the type is tried, if its attempts are slowed down.
     slowed: Option<SystemTime>,
     is_silent: bool,
 }
@@ -247,7 +247,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
         tr {
             th scope="row" {
                 (name)
-                @if let Some(next) = row.slowed { " " span.badge.bad { "slowed, next " (next_attempt(next)) } }
+                @if let Some(next) = row.slowed { " " span.badge.bad { "slowed down, next " (next_attempt(next)) } }
                 @if is_paused && stats.is_some() { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }
