@@ -451,8 +451,8 @@ fn forgeries_do_not_flood_the_log() {
 fn each_line_of_a_log_of_json_is_json() {
     let any = "127.0.0.1:0";
     let args = ["--log-format", "json", "--console", any, "--metrics", any];
-    // Without a secret, it prints the command that sends a first event.
-    let receiver = Server::receiver(&args);
+    // With `--demo`, it prints the command that sends a first event.
+    let receiver = Server::receiver(&[&["--demo"], &args[..]].concat());
     let log = until("the command", || {
         let log = receiver.err();
         (log.contains("send --url") && log.ends_with('\n')).then_some(log)
@@ -468,7 +468,14 @@ fn each_line_of_a_log_of_json_is_json() {
     }
     let ended = run(
         "receiver",
-        &["run", "--log-format", "json", "--inbox", "sqlite:/"],
+        &[
+            "run",
+            "--demo",
+            "--log-format",
+            "json",
+            "--inbox",
+            "sqlite:/",
+        ],
     );
     let line: Value = serde_json::from_str(ended.err.lines().last().unwrap()).unwrap();
     assert_eq!(line["level"], "ERROR", "{line}");

@@ -50,7 +50,7 @@ pub(crate) struct Listening {
     /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `name`,
     /// `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
-    /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
+    /// to those that name none. A change of FILE needs a restart; what it names is reloaded when it changes, and on SIGHUP.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
         "secret_file", "demo", "dangerously_unsigned", "name", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,
@@ -64,20 +64,20 @@ pub(crate) struct Secrets {
     /// The secret that is set at the sender, and used for nothing else; repeat it to accept several
     ///
     /// Every user of this machine can read it in the list of processes. Prefer the environment variable
-    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
-    /// and prints the command that sends a first event.
+    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver does not start.
     #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
     pub(crate) secret: Vec<Secret>,
 
-    /// A file with one secret per line, used without trimming; reloaded on SIGHUP
+    /// A file with one secret per line, used without trimming; reloaded when it changes, and on SIGHUP
     ///
-    /// Only its owner should be able to read it (mode 600): otherwise, the log has a warning.
+    /// Only its owner should be able to read it (mode 600): otherwise, the log has a warning, unless Kubernetes has
+    /// written it.
     /// The log shows which secret a delivery was signed with, by a label of four hex digits that is derived
     /// from the secret.
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     pub(crate) secret_file: Option<PathBuf>,
 
-    /// Use the public secret of `sandbox --demo`; for demonstrations only
+    /// Use the public secret of `sandbox --demo`, and print the command that sends a first event; for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     pub(crate) demo: bool,
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::process;
 
 use clap::builder::BoolishValueParser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::{args, credentials, inbox, send, senders};
@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays handled, and a warning in the log says that its line is lost.
     ///
     /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
-    /// it at once. SIGHUP reloads the files of secrets, senders and tokens. The exit code is 0 after a signal, even if events
+    /// it at once. The files of secrets, senders and tokens are reloaded when they change, and on SIGHUP. The exit code is 0 after a signal, even if events
     /// were still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
     ///
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
@@ -86,6 +86,57 @@ pub(crate) fn parse() -> Command {
             }
             process::exit(error.exit_code())
         }
+    }
+}
+
+/// Warns of variables that look like an option and are none: their option has its default.
+pub(crate) fn warn_of_variables() {
+    let cli = command();
+    let of_all = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let known: Vec<_> = of_all.filter_map(Arg::get_env).collect();
+    for (name, _) in env::vars_os() {
+        let is_known =
+            known.contains(&name.as_os_str()) || credentials::HIDDEN.iter().any(|it| name == *it);
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("WEBHOOK_")) else {
+            continue;
+        };
+        if is_known || is_of_kubernetes(rest) {
+            continue;
+        }
+        let variable = format!("WEBHOOK_{rest}");
+        match similar(rest) {
+            Some(similar) => tracing::warn!(
+                variable,
+                "this environment variable is none of the receiver's: is it `{similar}`?"
+            ),
+            None => tracing::warn!(
+                variable,
+                "this environment variable is none of the receiver's: `receiver run --help` lists those"
+            ),
+        }
+    }
+}
+
+/// Whether a variable, without `WEBHOOK_`, is one of those that Kubernetes sets in all pods for a service whose name begins
+/// with `webhook`.
+fn is_of_kubernetes(rest: &str) -> bool {
+    let is_port = |rest: &str| {
+        let after = rest.split_once("PORT").map(|(_, after)| after);
+        after.is_some_and(|it| it.is_empty() || it.starts_with('_'))
+    };
+    rest.ends_with("SERVICE_HOST") || is_port(rest)
+}
+
+/// The variable of the option that clap suggests in place of this one, without `WEBHOOK_`.
+fn similar(rest: &str) -> Option<String> {
+    let option = format!("--{}", rest.to_lowercase().replace('_', "-"));
+    let unknown = command().try_get_matches_from(["receiver", "run", &option]);
+    match unknown.err()?.get(ContextKind::SuggestedArg)? {
+        ContextValue::String(option) => {
+            let name = option.trim_start_matches('-').replace('-', "_");
+            Some(format!("WEBHOOK_{}", name.to_uppercase()))
+        }
+        _ => None,
     }
 }
 

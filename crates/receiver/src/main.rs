@@ -81,10 +81,12 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
                 credentials::hide()?;
             }
             log::init(options.monitoring.log_format);
+            cli::warn_of_variables();
             block_on(run::run(&options))
         }
         Command::Check(options) => {
             log::init(options.monitoring.log_format);
+            cli::warn_of_variables();
             block_on(check::check(&options))
         }
         Command::Send(options) => block_on(send::send(options)),

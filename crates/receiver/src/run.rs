@@ -21,10 +21,11 @@ use crate::cli::misused;
 use crate::connections::{Connections, bind};
 #[cfg(feature = "console")]
 use crate::console;
+use crate::demo;
 use crate::handling::Handling;
 use crate::log::say;
 use crate::output::Output;
-use crate::reload::{Reload, on_hangup};
+use crate::reload::{Reload, watch};
 use crate::route::{Route, routes};
 use crate::store::{self, Place};
 use crate::telemetry::Telemetry;
@@ -36,7 +37,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
     // the process.
     drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
-    let (routes, random) = routes(args)?;
+    let routes = routes(args);
     let output = Output::start().context("the thread for standard output cannot be started")?;
     let output = Arc::new(output);
     refuse_missing(args);
@@ -59,7 +60,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
 
     let stop = Stop::new()?;
     let routes = Arc::new(routes);
-    on_hangup(Arc::clone(&routes))?;
+    watch(Arc::clone(&routes))?;
     let listener = bind(args.listening.listen, "--listen 127.0.0.1:3001")?;
     let address = listener.local_addr()?;
     let limits = connection_limits(args, routes.len())?;
@@ -68,13 +69,14 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
         announce(args, route, limits.max_connections);
     }
     warn(args, &routes);
-    if let Some(secret) = random {
+    if args.secrets.demo {
         let program = env::args().next().unwrap_or("receiver".to_owned());
         let which = args.listening.which.options();
         let url = format!("http://{address}{}", args.listening.path);
         say(format_args!(
-            "no secret was configured, so a random one was created; send a first event with\n\n  \
-             {program} send --url {url} --secret {secret}{which}\n"
+            "anybody knows the secret of `--demo`; send a first event with\n\n  \
+             {program} send --url {url} --secret {}{which}\n",
+            demo::SECRET
         ));
     }
     serve(
