@@ -49,6 +49,8 @@ mod prometheus;
 #[cfg(feature = "receiver")]
 mod receivers;
 #[cfg(feature = "receiver")]
+mod restarts;
+#[cfg(feature = "receiver")]
 mod routes;
 #[cfg(all(feature = "axum", feature = "moka", feature = "sandbox"))]
 mod sandbox_page;

@@ -27,6 +27,7 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--path", "webhooks"], "starts with `/`"),
         (&["receiver", "--path", "/{id}"], "use letters"),
         (&["receiver", "--path", "/healthz"], "health check"),
+        (&["receiver", "--path", "/readyz"], "health check"),
         (&["receiver", "--secret", ""], "the secret is empty"),
         (&["receiver", "--secret-file", "/nowhere/secrets"], "`/nowhere/secrets` cannot be read: No such file"),
         (&["receiver", "--secret-file", "/dev/null"], "there is no secret"),
@@ -122,7 +123,7 @@ fn help_lists_every_flag_and_no_secret() {
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
         ("receiver run", &["--listen", "--path", "--config", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
-            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "--drain-delay", "/healthz", "/readyz", "--demo", "--lease",
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--name",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",

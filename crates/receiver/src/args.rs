@@ -37,6 +37,8 @@ pub(crate) struct Options {
 #[derive(Args)]
 pub(crate) struct Listening {
     /// The address to listen on; port 0 picks a free port
+    ///
+    /// Sockets that systemd passes (LISTEN_FDS) take its place.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
@@ -242,6 +244,12 @@ pub(crate) struct Handling {
     #[arg(long, requires = "later", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
+    /// How long the receiver still accepts connections when it is stopped, for balancers that learn of it late
+    ///
+    /// Meanwhile, /readyz is answered with 503, and each response ends its connection.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = value_parser!(u64).range(..=3_600))]
+    pub(crate) drain_delay: u64,
+
     /// How long the receiver waits for running events when it is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) grace: u64,
@@ -409,7 +417,7 @@ impl Handling {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
@@ -419,7 +427,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn path(text: &str) -> Result<String, &'static str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     match text {
-        "/healthz" => Err("this path is used by the health check"),
+        "/healthz" | "/readyz" => Err("this path is used by the health check"),
         _ if !text.starts_with('/') => Err("a path starts with `/`"),
         _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
         _ => Ok(text.to_owned()),

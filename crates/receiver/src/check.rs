@@ -10,7 +10,7 @@ use tower_webhook::inbox::Inbox;
 use crate::app;
 use crate::args::Options;
 use crate::cli::misused;
-use crate::connections::bind;
+use crate::listen::bind;
 use crate::route::{Route, routes};
 use crate::run::{connection_limits, refuse_missing};
 use crate::secrets::labels;

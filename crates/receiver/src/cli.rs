@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{args, credentials, inbox, send, senders};
+use crate::{args, credentials, inbox, probe, send, senders};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -32,7 +32,7 @@ pub(crate) enum Command {
     /// "redriven":true if a person redrove the event in an inbox, and with the path as "route" if it came by --config.
     /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
     /// an event is answered when it is stored, and the receiver handles it later and retries it.
-    /// GET /healthz is answered with 200.
+    /// GET /healthz is answered with 200, and GET /readyz with 200 if a delivery would be stored now, or else with 503.
     ///
     /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
     /// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
@@ -54,6 +54,11 @@ pub(crate) enum Command {
     Send(send::Options),
     /// List the senders whose deliveries a receiver can verify, show how one is described, or judge a captured request
     Senders(senders::Options),
+    /// Ask the receiver on this machine how it is, as a probe in an image without a shell
+    ///
+    /// Asks GET /readyz, or with `healthz` GET /healthz, at --listen or WEBHOOK_LISTEN, and prints the status. The exit code
+    /// is 0 for 200, 1 for any other status or no answer, and 2 if the arguments are invalid.
+    Probe(probe::Options),
     /// Open everything that `run` would open with the same options and variables, and exit
     ///
     /// Reads the secrets, opens the store or the inbox, listens at each address, and handles nothing. Like `run`, it

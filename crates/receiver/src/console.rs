@@ -12,8 +12,9 @@ use tower_webhook_console::Console;
 
 use crate::activity::Limits;
 use crate::args::Options;
-use crate::connections::{Connections, bind};
+use crate::connections::Connections;
 use crate::host::is_known;
+use crate::listen::bind;
 use crate::log::say;
 
 /// Serves the console of one database at `/`, and those of several below their names.
@@ -37,7 +38,7 @@ pub(crate) fn serve(
         _ => list(pages, &args.console.console_host),
     };
     let connections = Connections::new("console", app, Limits::FEW);
-    tokio::spawn(async move { connections.accept(&listener).await });
+    tokio::spawn(async move { connections.accept(listener, false).await });
     Ok(())
 }
 

@@ -31,11 +31,14 @@ mod host;
 mod inbox;
 mod json;
 mod kinds;
+mod listen;
 mod log;
 mod notices;
 mod output;
+mod probe;
 #[cfg(feature = "metrics")]
 mod process;
+mod ready;
 mod refusals;
 mod reload;
 mod route;
@@ -82,7 +85,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             }
             log::init(options.monitoring.log_format);
             cli::warn_of_variables();
-            block_on(run::run(&options))
+            // Before other threads could read the variables, which are removed.
+            let lent = listen::lent()?;
+            block_on(run::run(&options, lent))
         }
         Command::Check(options) => {
             log::init(options.monitoring.log_format);
@@ -90,6 +95,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             block_on(check::check(&options))
         }
         Command::Send(options) => block_on(send::send(options)),
+        Command::Probe(options) => block_on(probe::probe(options)),
         Command::Senders(options) => senders::run(options),
         Command::Inbox(options) => {
             log::init_warnings();

@@ -149,7 +149,8 @@ mod metrics {
     use tower_webhook::telemetry::{FailureBudget, Silence};
 
     use crate::activity::Limits;
-    use crate::connections::{Connections, bind};
+    use crate::connections::Connections;
+    use crate::listen::bind;
     use crate::{host, process};
 
     /// The server of `/metrics`.
@@ -214,7 +215,7 @@ mod metrics {
                 .route("/metrics", get(scrape))
                 .layer(middleware::from_fn_with_state(names, known_host));
             let connections = Connections::new("metrics", app, Limits::FEW);
-            tokio::spawn(async move { connections.accept(&listener).await });
+            tokio::spawn(async move { connections.accept(listener, false).await });
             Ok(this)
         }
 

@@ -15,15 +15,18 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_webhook::Decision;
 
 use crate::activity::{Activity, Exchange, Phase};
+use crate::connections::Stage;
 
 /// The application, as one connection uses it.
 pub(crate) struct Watched {
     pub(crate) app: TowerToHyperService<Router>,
     pub(crate) activity: Arc<Activity>,
+    pub(crate) stage: watch::Receiver<Stage>,
 }
 
 impl Service<Request<Incoming>> for Watched {
@@ -43,9 +46,10 @@ impl Service<Request<Incoming>> for Watched {
             length: 0,
             activity: Arc::clone(&self.activity),
         }));
+        let stage = self.stage.clone();
         Box::pin(async move {
             let mut response = response.await?;
-            if is_last {
+            if is_last || *stage.borrow() != Stage::Serving {
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(CONNECTION, close);
             }
