@@ -224,6 +224,9 @@ fn print() -> anyhow::Result<ExitCode> {
         if sender.is_as_documented() {
             about += "; as documented, not judged by its maker's library";
         }
+        if let Some(judge) = sender.judge() {
+            about += &format!("; judged by {judge}");
+        }
         if needs_url {
             about += "; signs the URL: pass --sender-url";
         }
