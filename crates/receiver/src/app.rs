@@ -33,10 +33,10 @@ use crate::exec::Exec;
 use crate::forward::Forward;
 use crate::handling::Handling;
 use crate::output::Output;
+use crate::place::Place;
 use crate::ready::{self, Readiness};
 use crate::reload::{Reload, mount};
 use crate::route::Route;
-use crate::store::Place;
 use crate::telemetry::Telemetry;
 #[cfg(feature = "metrics")]
 use crate::text::chain;

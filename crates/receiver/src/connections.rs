@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::activity::{Activity, LEAST_AGE, Limits, Open, Phase};
+use crate::doors;
 use crate::listen::BACKLOG;
 use crate::refusals::Refusals;
 use crate::text::chain;
@@ -59,8 +60,7 @@ pub(crate) struct Connections {
 }
 
 impl Connections {
-    /// `listener` is the name in the log and in metrics.
-    pub(crate) fn new(listener: &'static str, app: Router, limits: Limits) -> Self {
+    pub(crate) fn new(refusals: Arc<Refusals>, app: Router, limits: Limits) -> Self {
         let mut http = http1::Builder::new();
         // The time limits are kept here, because hyper has one for both. It allows 100 headers.
         http.header_read_timeout(None)
@@ -75,7 +75,7 @@ impl Connections {
             permits: Arc::new(Semaphore::new(limits.max_connections)),
             open: Arc::default(),
             stage: watch::Sender::new(Stage::Serving),
-            refusals: Arc::new(Refusals::new(listener)),
+            refusals,
         }
     }
 
@@ -303,7 +303,13 @@ impl Served {
     fn refused(&self, error: &hyper::Error) -> bool {
         let outcome = match () {
             () if error.is_parse_too_large() => "headers-too-large",
-            () if error.is_parse() => "malformed-request",
+            () if error.is_parse() => {
+                if let Some((outcome, reason)) = doors::protocol(&self.activity.first()) {
+                    self.refusals.log(outcome, self.peer, &reason);
+                    return true;
+                }
+                "malformed-request"
+            }
             () => {
                 tracing::debug!(peer = %self.peer, reason = chain(error), "a connection broke off");
                 return false;
@@ -359,7 +365,7 @@ mod tests {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let connections = Connections::new("test", app, limits);
+        let connections = Connections::new(Refusals::new("test"), app, limits);
         tokio::spawn(async move { connections.accept(listener, false).await });
         let mut client = TcpStream::connect(address).await.unwrap();
         let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";

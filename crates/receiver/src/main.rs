@@ -20,6 +20,7 @@ mod connections;
 mod console;
 mod credentials;
 mod demo;
+mod doors;
 mod event;
 mod exec;
 mod forward;
@@ -35,6 +36,7 @@ mod listen;
 mod log;
 mod notices;
 mod output;
+mod place;
 mod probe;
 #[cfg(feature = "metrics")]
 mod process;
@@ -49,6 +51,7 @@ mod senders;
 mod store;
 mod telemetry;
 mod text;
+mod url;
 mod verify;
 mod watched;
 

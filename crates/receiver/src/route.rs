@@ -10,10 +10,10 @@ use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
 use crate::config;
 use crate::kinds;
+use crate::place::Place;
 use crate::reload::Files;
 use crate::secrets::secrets;
 use crate::senders::Which;
-use crate::store::Place;
 
 /// A path that one sender delivers to.
 pub(crate) struct Route {

@@ -23,14 +23,17 @@ use crate::connections::Connections;
 #[cfg(feature = "console")]
 use crate::console;
 use crate::demo;
+use crate::doors;
 use crate::handling::Handling;
 use crate::listen::Listeners;
 use crate::log::say;
 use crate::output::Output;
+use crate::place::Place;
 use crate::ready::{self, Readiness};
+use crate::refusals::Refusals;
 use crate::reload::{Reload, watch};
 use crate::route::{Route, routes};
-use crate::store::{self, Place};
+use crate::store;
 use crate::telemetry::Telemetry;
 
 /// Pipes, and the process itself.
@@ -67,7 +70,9 @@ pub(crate) async fn run(args: &Options, lent: Vec<TcpListener>) -> anyhow::Resul
     let routes = Arc::new(routes);
     watch(Arc::clone(&routes))?;
     let readiness = Arc::new(readiness);
-    let app = ready::mount(app, &readiness);
+    let refusals = Refusals::new("webhooks");
+    let paths = routes.iter().map(|(route, _)| route.path.clone()).collect();
+    let app = doors::watch(ready::mount(app, &readiness), paths, Arc::clone(&refusals));
     let listeners = Listeners::open(lent, args.listening.listen)?;
     let addresses = listeners.addresses()?;
     let limits = connection_limits(args, routes.len())?;
@@ -94,7 +99,7 @@ pub(crate) async fn run(args: &Options, lent: Vec<TcpListener>) -> anyhow::Resul
         ));
     }
     let serving = Serving {
-        connections: Connections::new("webhooks", app, limits),
+        connections: Connections::new(refusals, app, limits),
         readiness,
         handling,
         output,

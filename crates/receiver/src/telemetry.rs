@@ -151,6 +151,7 @@ mod metrics {
     use crate::activity::Limits;
     use crate::connections::Connections;
     use crate::listen::bind;
+    use crate::refusals::Refusals;
     use crate::{host, process};
 
     /// The server of `/metrics`.
@@ -214,7 +215,7 @@ mod metrics {
             let app = Router::new()
                 .route("/metrics", get(scrape))
                 .layer(middleware::from_fn_with_state(names, known_host));
-            let connections = Connections::new("metrics", app, Limits::FEW);
+            let connections = Connections::new(Refusals::new("metrics"), app, Limits::FEW);
             tokio::spawn(async move { connections.accept(listener, false).await });
             Ok(this)
         }

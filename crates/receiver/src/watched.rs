@@ -160,7 +160,7 @@ impl AsyncRead for Stream {
         let before = buffer.filled().len();
         let result = Pin::new(&mut self.tcp).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.activity.read();
+            self.activity.read(&buffer.filled()[before..]);
         }
         result
     }
