@@ -128,7 +128,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--keep-only", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--console-host", "--metrics-host", "--expect", "--on-dead", "--on-alarm", "--notify-every", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
+            "--console-actor", "--console-host", "--metrics-host", "--otlp", "--drain-delay", "--expect", "--on-dead", "--on-alarm", "--notify-every", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("receiver send", &["--url", "--secret", "--secret-file", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),

@@ -410,6 +410,9 @@ fn router(events: &Arc<Events>) -> EventRouter {
     let events = Arc::clone(events);
     EventRouter::new().fallback(move |delivery| {
         let events = Arc::clone(&events);
-        async move { events.handle(delivery).await }
+        async move {
+            crate::otlp::link(&delivery);
+            events.handle(delivery).await
+        }
     })
 }

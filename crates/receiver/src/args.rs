@@ -347,6 +347,14 @@ pub(crate) struct Monitoring {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) metrics_host: Vec<String>,
 
+    /// Export traces and metrics over OTLP to the collector at this URL, such as http://127.0.0.1:4318
+    ///
+    /// In JSON over HTTP. The variables OTEL_* of OpenTelemetry set the rest, such as OTEL_SERVICE_NAME,
+    /// OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS and OTEL_METRIC_EXPORT_INTERVAL. A delivery continues the trace of its header
+    /// `traceparent`. The receiver needs the feature `otlp`.
+    #[arg(long, value_name = "URL", value_parser = forward::url)]
+    pub(crate) otlp: Option<Uri>,
+
     /// A command that is run when events have become dead letters, by `sh -c`; only with --inbox
     ///
     /// It receives a line of JSON on standard input: `dead_letters`, their number since the last line, and `events`, the

@@ -8,8 +8,9 @@ use std::process;
 use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing::Level;
 
-use crate::{args, credentials, inbox, probe, send, senders};
+use crate::{args, credentials, inbox, log, probe, send, senders};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -77,19 +78,22 @@ pub(crate) enum Command {
 
 /// Reads the command line, or exits.
 pub(crate) fn parse() -> Command {
+    if asks_for_json() {
+        log::use_json();
+    }
     let parsed = command().try_get_matches_from(arguments());
     match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli.command,
         Err(error) => {
-            let _ = error.print();
+            let mut more = String::new();
             let variables = variables();
             if error.use_stderr() && !variables.is_empty() {
-                eprintln!(
+                more = format!(
                     "\nThese variables of the environment count as options: {}",
                     variables.join(", ")
                 );
             }
-            process::exit(error.exit_code())
+            exit(&error, &more)
         }
     }
 }
@@ -153,7 +157,47 @@ pub(crate) fn misused(error: impl fmt::Display) -> ! {
         Some(command) => command.error(ErrorKind::ValueValidation, error),
         None => cli.error(ErrorKind::ValueValidation, error),
     };
-    error.exit()
+    exit(&error, "")
+}
+
+/// Prints an error of the command line, as a line of JSON in such a log, and exits.
+fn exit(error: &clap::Error, more: &str) -> ! {
+    if log::is_json() && error.use_stderr() {
+        let text = format!("{}{more}", error.render());
+        log::say_at(Level::ERROR, text.trim_end());
+    } else {
+        let _ = error.print();
+        if !more.is_empty() {
+            eprintln!("{more}");
+        }
+    }
+    process::exit(error.exit_code())
+}
+
+/// Whether the command line asks for a log of JSON, in which an error in it is written, too.
+fn asks_for_json() -> bool {
+    let arguments = arguments();
+    if !["run", "check"]
+        .iter()
+        .any(|command| arguments[1] == *command)
+    {
+        return false;
+    }
+    let mut given = None;
+    for (at, argument) in arguments.iter().enumerate() {
+        let argument = argument.to_string_lossy();
+        if argument == "--log-format" {
+            given = arguments
+                .get(at + 1)
+                .map(|it| it.to_string_lossy().into_owned());
+        } else if let Some(format) = argument.strip_prefix("--log-format=") {
+            given = Some(format.to_owned());
+        }
+    }
+    given
+        .or_else(|| env::var("WEBHOOK_LOG_FORMAT").ok())
+        .as_deref()
+        == Some("json")
 }
 
 /// The command line, which always names a command.

@@ -35,12 +35,19 @@ mod kinds;
 mod listen;
 mod log;
 mod notices;
+#[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(not(feature = "otlp"))]
+#[path = "no_otlp.rs"]
+mod otlp;
 mod output;
 mod place;
 mod probe;
 #[cfg(feature = "metrics")]
 mod process;
 mod ready;
+#[cfg(feature = "otlp")]
+mod recorder;
 mod refusals;
 mod reload;
 mod route;
@@ -86,14 +93,19 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             if options.handling.exec.is_some() || options.listening.config.is_some() {
                 credentials::hide()?;
             }
-            log::init(options.monitoring.log_format);
+            let otlp = otlp::start(&options)?;
+            log::init(options.monitoring.log_format, otlp::spans(otlp.as_ref()));
             cli::warn_of_variables();
             // Before other threads could read the variables, which are removed.
             let lent = listen::lent()?;
-            block_on(run::run(&options, lent))
+            let ended = block_on(run::run(&options, lent, otlp.as_ref()));
+            if let Some(otlp) = otlp {
+                otlp.shutdown();
+            }
+            ended
         }
         Command::Check(options) => {
-            log::init(options.monitoring.log_format);
+            log::init(options.monitoring.log_format, None);
             cli::warn_of_variables();
             block_on(check::check(&options))
         }

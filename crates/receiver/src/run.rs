@@ -27,6 +27,7 @@ use crate::doors;
 use crate::handling::Handling;
 use crate::listen::Listeners;
 use crate::log::say;
+use crate::otlp::Otlp;
 use crate::output::Output;
 use crate::place::Place;
 use crate::ready::{self, Readiness};
@@ -40,7 +41,11 @@ use crate::telemetry::Telemetry;
 const FILES_OF_A_COMMAND: usize = 8;
 
 /// `lent` are the sockets of systemd.
-pub(crate) async fn run(args: &Options, lent: Vec<TcpListener>) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(
+    args: &Options,
+    lent: Vec<TcpListener>,
+    otlp: Option<&Otlp>,
+) -> anyhow::Result<ExitCode> {
     // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
     // the process.
     drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
@@ -51,7 +56,7 @@ pub(crate) async fn run(args: &Options, lent: Vec<TcpListener>) -> anyhow::Resul
     let setup = Setup {
         args,
         output: &output,
-        telemetry: Telemetry::start(args).await?,
+        telemetry: Telemetry::start(args, otlp).await?,
     };
     let Built {
         app,
@@ -71,7 +76,11 @@ pub(crate) async fn run(args: &Options, lent: Vec<TcpListener>) -> anyhow::Resul
     watch(Arc::clone(&routes))?;
     let readiness = Arc::new(readiness);
     let refusals = Refusals::new("webhooks");
-    let paths = routes.iter().map(|(route, _)| route.path.clone()).collect();
+    let paths: Vec<_> = routes.iter().map(|(route, _)| route.path.clone()).collect();
+    let app = match otlp {
+        Some(otlp) => otlp.traced(app, paths.clone()),
+        None => app,
+    };
     let app = doors::watch(ready::mount(app, &readiness), paths, Arc::clone(&refusals));
     let listeners = Listeners::open(lent, args.listening.listen)?;
     let addresses = listeners.addresses()?;
@@ -127,6 +136,11 @@ pub(crate) fn refuse_missing(args: &Options) {
             args.monitoring.metrics.is_some() && !cfg!(feature = "metrics"),
             "metrics",
             "metrics",
+        ),
+        (
+            args.monitoring.otlp.is_some() && !cfg!(feature = "otlp"),
+            "OTLP",
+            "otlp",
         ),
     ];
     for (is_missing, what, features) in missing {
