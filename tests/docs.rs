@@ -358,10 +358,9 @@ fn row_of(profile: &Value) -> String {
         }
         .to_owned(),
         match profile["as-documented"] == true {
-            true => "as documented",
-            false => "vectors",
-        }
-        .to_owned(),
+            true => "as documented".to_owned(),
+            false => text(&profile["judge"]),
+        },
         text(&profile["about"]),
     ];
     format!("| {} |\n", cells.join(" | "))

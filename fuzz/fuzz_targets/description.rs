@@ -120,7 +120,7 @@ fn described(fields: &[Field]) -> Value {
                 past,
                 ahead,
             } => {
-                let unit = pick(&["seconds", "milliseconds", "rfc3339"], *unit);
+                let unit = pick(&["seconds", "milliseconds", "rfc3339", "iso8601"], *unit);
                 signature["timestamp"] =
                     json!({"at": at, "unit": unit, "past": past, "ahead": ahead});
             }

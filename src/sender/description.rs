@@ -58,6 +58,8 @@ pub(super) struct Description {
     about: Option<String>,
     #[serde(default)]
     as_documented: bool,
+    /// What has judged it, such as a library and its version.
+    judge: Option<String>,
     signature: Signature,
 }
 
@@ -201,6 +203,11 @@ impl Description {
         {
             return Err("title, about: use at least 1 and at most 300 bytes".to_owned());
         }
+        if let Some(judge) = &self.judge
+            && (judge.is_empty() || judge.len() > 300 || self.as_documented)
+        {
+            return Err("judge: use 1 to 300 bytes, and no `as-documented` beside it".to_owned());
+        }
         let content_types = Media::read(&self.content_types)?;
         if self.batch.is_some() && self.content_types.contains(&Media::Form) {
             return Err("batch: a form has no array of events".to_owned());
@@ -232,6 +239,7 @@ impl Description {
                 .transpose()?,
             max_body: self.max_body,
             is_as_documented: self.as_documented,
+            judge: self.judge.as_deref().map(Into::into),
             batch: self
                 .batch
                 .as_ref()

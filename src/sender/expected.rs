@@ -118,6 +118,7 @@ impl Scheme {
             Unit::Seconds => "seconds since 1970, as digits alone",
             Unit::Milliseconds => "milliseconds since 1970, as digits alone",
             Unit::Rfc3339 => "a time such as `2026-01-31T23:59:59Z`",
+            Unit::Iso8601 => "a time such as `2026-01-31T23:59:59`, in UTC without an offset",
         };
         Some(format!("{place} with {form}"))
     }

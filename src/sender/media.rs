@@ -68,6 +68,17 @@ impl Media {
     }
 }
 
+/// The content type of a delivery that is made here: JSON, if that is accepted.
+pub(super) fn written(types: Option<&[Media]>) -> &'static str {
+    match types {
+        None => "application/json",
+        Some(types) if types.contains(&Media::Json) => "application/json",
+        Some([Media::Form, ..]) => "application/x-www-form-urlencoded",
+        Some([Media::Text, ..]) => "text/plain",
+        Some(_) => "application/cloudevents+json",
+    }
+}
+
 /// A body as JSON, in which pointers find their values.
 pub(super) fn readable<'a>(
     types: Option<&[Media]>,

@@ -98,6 +98,7 @@ pub(crate) struct Described {
     success: Option<Reply>,
     max_body: Option<u32>,
     is_as_documented: bool,
+    judge: Option<Box<str>>,
 }
 
 impl Described {
@@ -371,6 +372,13 @@ impl Sender {
         self.described.is_as_documented
     }
 
+    /// Returns what has judged its description with deliveries, such as `stripe@23.1.0`: a library that verifies or signs
+    /// them, or `published vectors`. The version is that of npm or `PyPI`, or of the program that sent them.
+    #[must_use]
+    pub fn judge(&self) -> Option<&str> {
+        self.described.judge.as_deref()
+    }
+
     /// Whether the signature covers the key, so that a captured delivery cannot be sent again under another key.
     #[must_use]
     pub fn covers_key(&self) -> bool {
@@ -448,8 +456,8 @@ impl Sender {
     #[must_use]
     pub fn unsigned(&self, delivery: &RawDelivery) -> HeaderMap {
         let mut headers = delivery.headers().clone();
-        let json = HeaderValue::from_static("application/json");
-        headers.insert(http::header::CONTENT_TYPE, json);
+        let content_type = HeaderValue::from_static(media::written(self.described.content_types()));
+        headers.insert(http::header::CONTENT_TYPE, content_type);
         let Scheme { kind, key, .. } = &self.described.schemes[0];
         let value = HeaderValue::from_str(delivery.kind().as_str());
         if let (Some(name), Ok(value)) = (kind.header(), value) {

@@ -531,7 +531,7 @@ impl Timestamps {
             return None;
         };
         match self.unit {
-            Unit::Rfc3339 => pointers.find(body).ok().flatten(),
+            Unit::Rfc3339 | Unit::Iso8601 => pointers.find(body).ok().flatten(),
             // A sender that writes numbers has not written a string of digits.
             Unit::Seconds | Unit::Milliseconds => pointers.find_number(body).map(Cow::Owned),
         }

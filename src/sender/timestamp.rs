@@ -9,6 +9,8 @@ pub(crate) enum Unit {
     Seconds,
     Milliseconds,
     Rfc3339,
+    /// As RFC 3339, and in UTC without an offset.
+    Iso8601,
 }
 
 impl Unit {
@@ -19,7 +21,8 @@ impl Unit {
             Self::Seconds | Self::Milliseconds if text.first() == Some(&b'0') => None,
             Self::Seconds => number(text)?.checked_mul(1000),
             Self::Milliseconds => number(text),
-            Self::Rfc3339 => rfc3339(text),
+            Self::Rfc3339 => rfc3339(text, None),
+            Self::Iso8601 => rfc3339(text, Some(0)),
         }
     }
 
@@ -29,12 +32,17 @@ impl Unit {
         match self {
             Self::Seconds => seconds.to_string(),
             Self::Milliseconds => millis.to_string(),
-            Self::Rfc3339 => {
+            Self::Rfc3339 | Self::Iso8601 => {
                 let (year, month, day) = date(seconds.div_euclid(86_400));
                 let second = seconds.rem_euclid(86_400);
                 let (hour, minute) = (second / 3600, second / 60 % 60);
                 let second = second % 60;
-                format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+                let time =
+                    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}");
+                match self {
+                    Self::Iso8601 => format!("{time}.{:03}", millis.rem_euclid(1000)),
+                    _ => time + "Z",
+                }
             }
         }
     }
@@ -50,8 +58,8 @@ fn number(text: &[u8]) -> Option<i64> {
     })
 }
 
-/// `2026-01-31T23:59:59.123456789Z`, or with an offset.
-fn rfc3339(text: &[u8]) -> Option<i64> {
+/// `2026-01-31T23:59:59.123456789Z`, or with an offset, which may be missing if there is one to assume.
+fn rfc3339(text: &[u8], assumed: Option<i64>) -> Option<i64> {
     #[rustfmt::skip]
     let [y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1, b'T', h0, h1, b':', i0, i1, b':', s0, s1, ref rest @ ..] = *text
     else {
@@ -72,6 +80,7 @@ fn rfc3339(text: &[u8]) -> Option<i64> {
     };
     let offset = match zone {
         b"Z" => 0,
+        b"" => assumed?,
         [sign @ (b'+' | b'-'), a, b, b':', c, d] => {
             let (hours, minutes) = (two(*a, *b)?, two(*c, *d)?);
             let seconds = 3600 * hours + 60 * minutes;
@@ -177,6 +186,11 @@ mod tests {
             1_767_225_599_000,
         ] {
             assert_eq!(read(&Unit::Rfc3339.write(millis)), Some(millis));
+            let unit = Unit::Iso8601;
+            assert_eq!(
+                unit.millis(unit.write(millis + 7).as_bytes()),
+                Some(millis + 7)
+            );
         }
     }
 }

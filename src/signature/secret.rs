@@ -319,7 +319,8 @@ impl Secrets {
     /// comments. A line of only white space is refused, since it is most likely a mistake.
     ///
     /// Each secret has a [label](Secret::with_label) for the log: four hex digits, derived from the secret, which
-    /// stay the same when lines are added or removed. If other users may read or write the file, the log has a warning.
+    /// stay the same when lines are added or removed. If other users may read or write the file, the log has a warning,
+    /// unless Kubernetes has written it for a container.
     ///
     /// # Errors
     ///

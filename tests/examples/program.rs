@@ -27,6 +27,7 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--path", "webhooks"], "starts with `/`"),
         (&["receiver", "--path", "/{id}"], "use letters"),
         (&["receiver", "--path", "/healthz"], "health check"),
+        (&["receiver", "--path", "/readyz"], "health check"),
         (&["receiver", "--secret", ""], "the secret is empty"),
         (&["receiver", "--secret-file", "/nowhere/secrets"], "`/nowhere/secrets` cannot be read: No such file"),
         (&["receiver", "--secret-file", "/dev/null"], "there is no secret"),
@@ -122,12 +123,12 @@ fn help_lists_every_flag_and_no_secret() {
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
         ("receiver run", &["--listen", "--path", "--config", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
-            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "--drain-delay", "/healthz", "/readyz", "--demo", "--lease",
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--name",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--keep-only", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--console-host", "--metrics-host", "--expect", "--on-dead", "--on-alarm", "--notify-every", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
+            "--console-actor", "--console-host", "--metrics-host", "--otlp", "--drain-delay", "--expect", "--on-dead", "--on-alarm", "--notify-every", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("receiver send", &["--url", "--secret", "--secret-file", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
@@ -269,6 +270,54 @@ fn a_variable_counts_as_its_option() {
     }
 }
 
+/// Kubernetes sets some variables for a service that is called `webhook`.
+#[test]
+fn a_variable_that_looks_like_an_option_is_warned_of() {
+    let variables = [
+        ("WEBHOOK_CONCURENCY", "3"),
+        ("WEBHOOK_ZZZ", "hush"),
+        ("WEBHOOK_SECRET", "hush"),
+        ("WEBHOOK_RETRY_FOR", "60"),
+        ("WEBHOOK_INBOX", "sqlite:/nowhere/hush.db"),
+        ("WEBHOOK_SERVICE_HOST", "10.0.0.1"),
+        ("WEBHOOK_SERVICE_PORT", "80"),
+        ("WEBHOOK_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("WEBHOOK_PORT", "tcp://10.0.0.1:80"),
+    ];
+    for command in ["run", "check"] {
+        let ended = with(&variables, &[command]);
+        assert_eq!(ended.code, 1, "{ended:?}");
+        let warnings = ended
+            .err
+            .lines()
+            .filter(|it| it.contains("none of the receiver's"));
+        let warnings: Vec<_> = warnings.collect();
+        assert_eq!(warnings.len(), 2, "{ended:?}");
+        for (variable, advice) in [
+            ("WEBHOOK_CONCURENCY", "is it `WEBHOOK_CONCURRENCY`?"),
+            ("WEBHOOK_ZZZ", "`receiver run --help` lists those"),
+        ] {
+            let is_said = |it: &&&str| it.contains(variable) && it.contains(advice);
+            assert_eq!(warnings.iter().filter(is_said).count(), 1, "{ended:?}");
+        }
+        assert!(!warnings.concat().contains("hush"), "{ended:?}");
+    }
+}
+
+#[test]
+fn a_receiver_without_a_secret_does_not_start() {
+    for command in ["run", "check"] {
+        let ended = run("receiver", &[command, "--listen", "127.0.0.1:0"]);
+        assert_eq!(ended.code, 2, "{ended:?}");
+        for named in ["WEBHOOK_SECRET", "--secret-file", "--demo"] {
+            assert!(ended.err.contains(named), "{named}: {ended:?}");
+        }
+        // What else is wrong is said first.
+        let ended = run("receiver", &[command, "--inbox", "memory"]);
+        assert!(ended.err.contains("an inbox is"), "{ended:?}");
+    }
+}
+
 #[test]
 fn check_opens_what_run_would_and_handles_nothing() {
     let dir = TempDir::new().unwrap();
@@ -320,7 +369,8 @@ fn check_fails_where_run_would() {
         (&["--header-prefix", "a b"], 2, "prefix of a header"),
     ];
     for (args, code, text) in cases {
-        let ended = run("receiver", &[&["check"], args].concat());
+        let secret = [("WEBHOOK_SECRET", "s")];
+        let ended = with(&secret, &[&["check"], args].concat());
         assert_eq!(ended.code, code, "{args:?}: {ended:?}");
         assert!(ended.err.contains(text), "{args:?}: {ended:?}");
         assert!(!ended.err.contains("hush"), "{args:?}: {ended:?}");
@@ -511,7 +561,8 @@ fn unknown_senders_are_explained() {
             &["--sender <SENDER>"],
         ),
     ] {
-        let ended = run("receiver", &[&["check"], args].concat());
+        let secret = [("WEBHOOK_SECRET", "s")];
+        let ended = with(&secret, &[&["check"], args].concat());
         assert_eq!(ended.code, 2, "{ended:?}");
         for reason in reasons {
             assert!(ended.err.contains(reason), "{reason}: {ended:?}");

@@ -1,8 +1,9 @@
 //! The receivers among the examples, and `receiver send`, as an operator sees them.
 
 use std::collections::HashSet;
-use std::fs::{self, File};
+use std::fs::{self, File, Permissions};
 use std::io::Write;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -41,7 +42,7 @@ fn every_event_is_printed_as_one_line() {
 
 #[test]
 fn printed_send_command_works_unchanged() {
-    let receiver = Server::receiver(&["--header-prefix", "acme"]);
+    let receiver = Server::receiver(&["--demo", "--header-prefix", "acme"]);
 
     let printed = until("the command", || {
         let err = receiver.err();
@@ -52,7 +53,7 @@ fn printed_send_command_works_unchanged() {
     let args: Vec<&str> = printed.split(' ').collect();
     assert_eq!(receiver.out().lines().count(), 1);
     let secret = args[args.iter().position(|arg| *arg == "--secret").unwrap() + 1];
-    assert_eq!(secret.len(), 40);
+    assert_eq!(secret, "the-public-demo-secret");
     let unbranded = receiver.send(secret, &[]);
     assert_eq!(unbranded.code, 1, "{unbranded:?}");
 }
@@ -243,6 +244,43 @@ fn sighup_rotates_the_secrets() {
     });
     assert!(err.contains("No such file"), "{err}");
     assert!(accepts("new") && !accepts("old"));
+}
+
+/// A directory as Kubernetes mounts a secret: a file leads through `..data` to one of a directory that is replaced as a
+/// whole, and every user of the container may read it.
+#[test]
+fn a_secret_of_kubernetes_is_read_again_when_it_changes() {
+    let dir = TempDir::new().unwrap();
+    let write = |version: &str, text: &str| {
+        let files = dir.path().join(version);
+        fs::create_dir(&files).unwrap();
+        fs::write(files.join("secret"), text).unwrap();
+        let mode = Permissions::from_mode(0o644);
+        fs::set_permissions(files.join("secret"), mode).unwrap();
+        symlink(version, dir.path().join("..data_tmp")).unwrap();
+        fs::rename(dir.path().join("..data_tmp"), dir.path().join("..data")).unwrap();
+    };
+    write("..2026_11_28_22_00_00.1", "old\n");
+    let file = dir.path().join("secret");
+    symlink("..data/secret", &file).unwrap();
+    let receiver = Server::receiver(&["--secret-file", file.to_str().unwrap()]);
+    let accepts = |secret| receiver.send(secret, &[]).code == 0;
+    assert!(accepts("old") && !accepts("new"));
+
+    write("..2026_11_28_22_00_00.2", "new\n");
+    fs::remove_dir_all(dir.path().join("..2026_11_28_22_00_00.1")).unwrap();
+    until("the new secret", || accepts("new").then_some(()));
+    assert!(!accepts("old"));
+
+    // A secret that is lost is not replaced by nothing.
+    write("..2026_11_28_22_00_00.3", "");
+    let err = until("the failure in the log", || {
+        let err = receiver.err();
+        err.contains("there is no secret in it").then_some(err)
+    });
+    assert!(accepts("new"));
+    assert!(!err.contains("other users may read"), "{err}");
+    assert_eq!(err.matches("were reloaded").count(), 1, "{err}");
 }
 
 #[test]
@@ -493,7 +531,7 @@ fn port_in_use_is_reported() {
 
 #[test]
 fn health_check_responds() {
-    let receiver = Server::receiver(&["--path", "/a/b"]);
+    let receiver = Server::receiver(&["--demo", "--path", "/a/b"]);
     assert!(receiver.url.ends_with("/a/b"));
 
     let health = format!("http://{}/healthz", receiver.address());
@@ -677,13 +715,69 @@ fn unusable_store_is_explained() {
         (postgres.url() + "?sslmode=require", "`cargo run -p tower-webhook-receiver --features postgres,sqlx/tls-rustls"),
     ];
     for (store, reason) in cases {
-        let ended = Program::start(example("receiver").env("WEBHOOK_STORE", &store)).finish();
+        let mut command = example("receiver");
+        command.arg("--demo").env("WEBHOOK_STORE", &store);
+        let ended = Program::start(&mut command).finish();
 
         assert_eq!(ended.code, 1, "{store}: {ended:?}");
         assert!(ended.err.starts_with("error: "), "{store}: {ended:?}");
         assert!(ended.err.contains(reason), "{store}: {ended:?}");
         assert!(!ended.err.contains("hush"), "{store}: {ended:?}");
         assert_eq!(ended.out, "", "{store}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_a_database_that_do_not_fit_are_named() {
+    let postgres = PostgresServer::start();
+    let pool = sqlx::PgPool::connect(&postgres.url()).await.unwrap();
+    for sql in [
+        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0",
+        "CREATE ROLE hasty LOGIN SUPERUSER",
+        "ALTER ROLE hasty SET statement_timeout = '10ms'",
+        "CREATE ROLE reader LOGIN SUPERUSER",
+        "ALTER ROLE reader SET default_transaction_read_only = on",
+        "CREATE ROLE guest LOGIN",
+    ] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    let by = |user: &str| postgres.url().replace("postgres@", &format!("{user}@"));
+    for (store, reasons) in [
+        (
+            postgres.url_of("latin"),
+            ["`latin`", "the encoding", "ENCODING 'UTF8'"],
+        ),
+        (
+            by("hasty"),
+            ["`postgres`", "`statement_timeout`", "ALTER ROLE"],
+        ),
+        (
+            by("reader"),
+            [
+                "`postgres`",
+                "takes no writes",
+                "`default_transaction_read_only`",
+            ],
+        ),
+        (by("guest"), ["`postgres`", "lacks rights", "grant them"]),
+    ] {
+        let ended = run(
+            "receiver",
+            &[
+                "check",
+                "--demo",
+                "--listen",
+                "127.0.0.1:0",
+                "--inbox",
+                &store,
+            ],
+        );
+        assert_eq!(ended.code, 1, "{ended:?}");
+        for reason in reasons {
+            assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+        }
+        // The server runs, and the user and the database exist.
+        assert!(!ended.err.contains("check that"), "{ended:?}");
     }
 }
 

@@ -7,6 +7,7 @@ mod challenges;
 mod documented;
 mod every;
 mod inputs;
+mod judged;
 #[cfg(feature = "public-keys")]
 mod public_keys;
 #[cfg(feature = "public-keys")]
@@ -37,6 +38,8 @@ use tracing::Level;
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Recorded {
+    /// The library that judged it, and its version.
+    maker: String,
     secret: String,
     url: Option<String>,
     /// The private key of an asymmetric signature.
@@ -177,12 +180,13 @@ fn request(case: &Case) -> Option<Request<impl Body<Data = Bytes, Error = Infall
 }
 
 fn headers(case: &Case) -> Option<HeaderMap> {
-    let json = ("content-type", "application/json");
+    let is_typed = case.headers.contains_key("content-type");
+    let json = (!is_typed).then_some(("content-type", "application/json"));
     let own = case
         .headers
         .iter()
         .map(|(name, value)| (name.as_str(), value.as_str()));
-    let headers = own.chain([json]).map(|(name, value)| {
+    let headers = own.chain(json).map(|(name, value)| {
         let value = HeaderValue::from_str(value).ok()?;
         Some((HeaderName::try_from(name).ok()?, value))
     });
@@ -458,7 +462,7 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         ),
         (
             json!({"signature.timestamp": {"at": "x-time", "unit": "minutes", "past": 1, "ahead": 1}}),
-            "unknown variant `minutes`, expected one of `seconds`, `milliseconds`, `rfc3339`",
+            "unknown variant `minutes`, expected one of `seconds`, `milliseconds`, `rfc3339`, `iso8601`",
         ),
         (
             json!({"signature.timestamp": {"at": "x-time", "unit": "seconds", "past": 1, "ahead": 1}}),

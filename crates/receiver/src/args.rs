@@ -37,6 +37,8 @@ pub(crate) struct Options {
 #[derive(Args)]
 pub(crate) struct Listening {
     /// The address to listen on; port 0 picks a free port
+    ///
+    /// Sockets that systemd passes (LISTEN_FDS) take its place.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
@@ -50,7 +52,7 @@ pub(crate) struct Listening {
     /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `name`,
     /// `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
-    /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
+    /// to those that name none. A change of FILE needs a restart; what it names is reloaded when it changes, and on SIGHUP.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
         "secret_file", "demo", "dangerously_unsigned", "name", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,
@@ -64,20 +66,20 @@ pub(crate) struct Secrets {
     /// The secret that is set at the sender, and used for nothing else; repeat it to accept several
     ///
     /// Every user of this machine can read it in the list of processes. Prefer the environment variable
-    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
-    /// and prints the command that sends a first event.
+    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver does not start.
     #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
     pub(crate) secret: Vec<Secret>,
 
-    /// A file with one secret per line, used without trimming; reloaded on SIGHUP
+    /// A file with one secret per line, used without trimming; reloaded when it changes, and on SIGHUP
     ///
-    /// Only its owner should be able to read it (mode 600): otherwise, the log has a warning.
+    /// Only its owner should be able to read it (mode 600): otherwise, the log has a warning, unless Kubernetes has
+    /// written it.
     /// The log shows which secret a delivery was signed with, by a label of four hex digits that is derived
     /// from the secret.
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     pub(crate) secret_file: Option<PathBuf>,
 
-    /// Use the public secret of `sandbox --demo`; for demonstrations only
+    /// Use the public secret of `sandbox --demo`, and print the command that sends a first event; for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     pub(crate) demo: bool,
 
@@ -242,6 +244,12 @@ pub(crate) struct Handling {
     #[arg(long, requires = "later", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
+    /// How long the receiver still accepts connections when it is stopped, for balancers that learn of it late
+    ///
+    /// Meanwhile, /readyz is answered with 503, and each response ends its connection.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = value_parser!(u64).range(..=3_600))]
+    pub(crate) drain_delay: u64,
+
     /// How long the receiver waits for running events when it is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) grace: u64,
@@ -339,6 +347,14 @@ pub(crate) struct Monitoring {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) metrics_host: Vec<String>,
 
+    /// Export traces and metrics over OTLP to the collector at this URL, such as http://127.0.0.1:4318
+    ///
+    /// In JSON over HTTP. The variables OTEL_* of OpenTelemetry set the rest, such as OTEL_SERVICE_NAME,
+    /// OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS and OTEL_METRIC_EXPORT_INTERVAL. A delivery continues the trace of its header
+    /// `traceparent`. The receiver needs the feature `otlp`.
+    #[arg(long, value_name = "URL", value_parser = forward::url)]
+    pub(crate) otlp: Option<Uri>,
+
     /// A command that is run when events have become dead letters, by `sh -c`; only with --inbox
     ///
     /// It receives a line of JSON on standard input: `dead_letters`, their number since the last line, and `events`, the
@@ -409,7 +425,7 @@ impl Handling {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
@@ -419,7 +435,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn path(text: &str) -> Result<String, &'static str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     match text {
-        "/healthz" => Err("this path is used by the health check"),
+        "/healthz" | "/readyz" => Err("this path is used by the health check"),
         _ if !text.starts_with('/') => Err("a path starts with `/`"),
         _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
         _ => Ok(text.to_owned()),

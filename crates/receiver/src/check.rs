@@ -10,16 +10,16 @@ use tower_webhook::inbox::Inbox;
 use crate::app;
 use crate::args::Options;
 use crate::cli::misused;
-use crate::connections::bind;
+use crate::listen::bind;
+use crate::place::Place;
 use crate::route::{Route, routes};
 use crate::run::{connection_limits, refuse_missing};
 use crate::secrets::labels;
-use crate::store::Place;
 use crate::text::chain;
 
 pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
     refuse_missing(args);
-    let (routes, random) = routes(args)?;
+    let routes = routes(args);
     let count = routes.len();
     for route in routes {
         if args.listening.config.is_some() {
@@ -29,9 +29,6 @@ pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
         }
         match &route.secrets {
             None => say("secrets", "none: deliveries are not verified")?,
-            Some(_) if random.is_some() => {
-                say("secrets", "none is configured: `run` makes one up")?;
-            }
             Some(secrets) => say("secrets", labels(secrets))?,
         }
         check_route(args, route).await?;

@@ -6,10 +6,11 @@ use std::fmt;
 use std::process;
 
 use clap::builder::BoolishValueParser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing::Level;
 
-use crate::{args, credentials, inbox, send, senders};
+use crate::{args, credentials, inbox, log, probe, send, senders};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -32,7 +33,7 @@ pub(crate) enum Command {
     /// "redriven":true if a person redrove the event in an inbox, and with the path as "route" if it came by --config.
     /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
     /// an event is answered when it is stored, and the receiver handles it later and retries it.
-    /// GET /healthz is answered with 200.
+    /// GET /healthz is answered with 200, and GET /readyz with 200 if a delivery would be stored now, or else with 503.
     ///
     /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
     /// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
@@ -40,7 +41,7 @@ pub(crate) enum Command {
     /// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays handled, and a warning in the log says that its line is lost.
     ///
     /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
-    /// it at once. SIGHUP reloads the files of secrets, senders and tokens. The exit code is 0 after a signal, even if events
+    /// it at once. The files of secrets, senders and tokens are reloaded when they change, and on SIGHUP. The exit code is 0 after a signal, even if events
     /// were still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
     ///
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
@@ -54,6 +55,11 @@ pub(crate) enum Command {
     Send(send::Options),
     /// List the senders whose deliveries a receiver can verify, show how one is described, or judge a captured request
     Senders(senders::Options),
+    /// Ask the receiver on this machine how it is, as a probe in an image without a shell
+    ///
+    /// Asks GET /readyz, or with `healthz` GET /healthz, at --listen or WEBHOOK_LISTEN, and prints the status. The exit code
+    /// is 0 for 200, 1 for any other status or no answer, and 2 if the arguments are invalid.
+    Probe(probe::Options),
     /// Open everything that `run` would open with the same options and variables, and exit
     ///
     /// Reads the secrets, opens the store or the inbox, listens at each address, and handles nothing. Like `run`, it
@@ -72,20 +78,74 @@ pub(crate) enum Command {
 
 /// Reads the command line, or exits.
 pub(crate) fn parse() -> Command {
+    if asks_for_json() {
+        log::use_json();
+    }
     let parsed = command().try_get_matches_from(arguments());
     match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli.command,
         Err(error) => {
-            let _ = error.print();
+            let mut more = String::new();
             let variables = variables();
             if error.use_stderr() && !variables.is_empty() {
-                eprintln!(
+                more = format!(
                     "\nThese variables of the environment count as options: {}",
                     variables.join(", ")
                 );
             }
-            process::exit(error.exit_code())
+            exit(&error, &more)
         }
+    }
+}
+
+/// Warns of variables that look like an option and are none: their option has its default.
+pub(crate) fn warn_of_variables() {
+    let cli = command();
+    let of_all = cli.get_subcommands().flat_map(clap::Command::get_arguments);
+    let known: Vec<_> = of_all.filter_map(Arg::get_env).collect();
+    for (name, _) in env::vars_os() {
+        let is_known =
+            known.contains(&name.as_os_str()) || credentials::HIDDEN.iter().any(|it| name == *it);
+        let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("WEBHOOK_")) else {
+            continue;
+        };
+        if is_known || is_of_kubernetes(rest) {
+            continue;
+        }
+        let variable = format!("WEBHOOK_{rest}");
+        match similar(rest) {
+            Some(similar) => tracing::warn!(
+                variable,
+                "this environment variable is none of the receiver's: is it `{similar}`?"
+            ),
+            None => tracing::warn!(
+                variable,
+                "this environment variable is none of the receiver's: `receiver run --help` lists those"
+            ),
+        }
+    }
+}
+
+/// Whether a variable, without `WEBHOOK_`, is one of those that Kubernetes sets in all pods for a service whose name begins
+/// with `webhook`.
+fn is_of_kubernetes(rest: &str) -> bool {
+    let is_port = |rest: &str| {
+        let after = rest.split_once("PORT").map(|(_, after)| after);
+        after.is_some_and(|it| it.is_empty() || it.starts_with('_'))
+    };
+    rest.ends_with("SERVICE_HOST") || is_port(rest)
+}
+
+/// The variable of the option that clap suggests in place of this one, without `WEBHOOK_`.
+fn similar(rest: &str) -> Option<String> {
+    let option = format!("--{}", rest.to_lowercase().replace('_', "-"));
+    let unknown = command().try_get_matches_from(["receiver", "run", &option]);
+    match unknown.err()?.get(ContextKind::SuggestedArg)? {
+        ContextValue::String(option) => {
+            let name = option.trim_start_matches('-').replace('-', "_");
+            Some(format!("WEBHOOK_{}", name.to_uppercase()))
+        }
+        _ => None,
     }
 }
 
@@ -97,7 +157,47 @@ pub(crate) fn misused(error: impl fmt::Display) -> ! {
         Some(command) => command.error(ErrorKind::ValueValidation, error),
         None => cli.error(ErrorKind::ValueValidation, error),
     };
-    error.exit()
+    exit(&error, "")
+}
+
+/// Prints an error of the command line, as a line of JSON in such a log, and exits.
+fn exit(error: &clap::Error, more: &str) -> ! {
+    if log::is_json() && error.use_stderr() {
+        let text = format!("{}{more}", error.render());
+        log::say_at(Level::ERROR, text.trim_end());
+    } else {
+        let _ = error.print();
+        if !more.is_empty() {
+            eprintln!("{more}");
+        }
+    }
+    process::exit(error.exit_code())
+}
+
+/// Whether the command line asks for a log of JSON, in which an error in it is written, too.
+fn asks_for_json() -> bool {
+    let arguments = arguments();
+    if !["run", "check"]
+        .iter()
+        .any(|command| arguments[1] == *command)
+    {
+        return false;
+    }
+    let mut given = None;
+    for (at, argument) in arguments.iter().enumerate() {
+        let argument = argument.to_string_lossy();
+        if argument == "--log-format" {
+            given = arguments
+                .get(at + 1)
+                .map(|it| it.to_string_lossy().into_owned());
+        } else if let Some(format) = argument.strip_prefix("--log-format=") {
+            given = Some(format.to_owned());
+        }
+    }
+    given
+        .or_else(|| env::var("WEBHOOK_LOG_FORMAT").ok())
+        .as_deref()
+        == Some("json")
 }
 
 /// The command line, which always names a command.

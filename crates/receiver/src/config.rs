@@ -13,9 +13,10 @@ use tower_webhook::{EventKind, RouteName, Secrets};
 use crate::app;
 use crate::args::{self, Options};
 use crate::forward;
+use crate::place::Place;
+use crate::reload::Files;
 use crate::route::{Route, default_name, place};
 use crate::senders::Which;
-use crate::store::Place;
 use crate::text::chain;
 
 #[derive(Deserialize)]
@@ -137,6 +138,7 @@ impl Entry {
             sender_token_file: self.sender_token_file,
             header_prefix: self.header_prefix,
         };
+        let files = Files::of(Some(&self.secret_file), &which);
         let sender = which
             .read()
             .map_err(|error| format!("`sender`: {}", chain(error.as_ref())))?;
@@ -159,6 +161,7 @@ impl Entry {
             sender,
             secrets: Some(secrets),
             secret_file: Some(self.secret_file),
+            files,
             place,
             is_inbox,
             exec: self.exec,

@@ -1,8 +1,12 @@
-//! Reads the files of secrets and senders again on SIGHUP.
+//! Reads the files of secrets and senders again when they change, and on SIGHUP.
 
 use std::convert::Infallible;
+use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
@@ -10,11 +14,16 @@ use axum::body::{Bytes, HttpBody};
 use axum::extract::Request;
 use axum::http::Response;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval};
 use tower::{BoxError, Service, ServiceExt, service_fn};
 use tower_webhook::{ConfigError, Secrets, Sender};
 
 use crate::route::Route;
+use crate::senders::Which;
 use crate::text::chain;
+
+/// How often the files are looked at.
+const EVERY: Duration = Duration::from_secs(2);
 
 /// Replaces the sender and the secrets of a route.
 pub(crate) type Reload = Box<dyn Fn(Sender, Secrets) -> Result<(), ConfigError> + Send + Sync>;
@@ -48,12 +57,85 @@ where
     (app.route_service(path, service), Box::new(reload))
 }
 
-pub(crate) fn on_hangup(routes: Arc<Vec<(Route, Reload)>>) -> io::Result<()> {
+/// The files of a route, and what was last read.
+#[derive(Clone)]
+pub(crate) struct Files {
+    paths: Vec<PathBuf>,
+    read: Vec<Option<Stamp>>,
+    /// At the last look.
+    seen: Vec<Option<Stamp>>,
+}
+
+/// What changes with a file, behind all symlinks: Kubernetes leads one of them to another directory.
+#[derive(Clone, Copy, PartialEq)]
+struct Stamp {
+    file: (u64, u64),
+    length: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Files {
+    /// Notes the files before they are read.
+    pub(crate) fn of(secret_file: Option<&Path>, which: &Which) -> Self {
+        let paths = secret_file.into_iter().chain(which.files());
+        let paths: Vec<_> = paths.map(Path::to_owned).collect();
+        let stamps = stamps(&paths);
+        Self {
+            paths,
+            read: stamps.clone(),
+            seen: stamps,
+        }
+    }
+
+    /// Whether they are others than those that were read, and did not change since the last look: a file that somebody
+    /// writes may have half a secret.
+    fn have_changed(&mut self) -> bool {
+        let now = stamps(&self.paths);
+        let have_settled = now == self.seen;
+        self.seen.clone_from(&now);
+        have_settled && now != self.read
+    }
+
+    fn note(&mut self) {
+        self.read = stamps(&self.paths);
+        self.seen.clone_from(&self.read);
+    }
+}
+
+fn stamps(paths: &[PathBuf]) -> Vec<Option<Stamp>> {
+    let stamp = |path: &PathBuf| {
+        let file = fs::metadata(path).ok()?;
+        Some(Stamp {
+            file: (file.dev(), file.ino()),
+            length: file.len(),
+            modified: (file.mtime(), file.mtime_nsec()),
+            changed: (file.ctime(), file.ctime_nsec()),
+        })
+    };
+    paths.iter().map(stamp).collect()
+}
+
+/// Reads the files of a route again when they have changed, and those of all routes on SIGHUP.
+pub(crate) fn watch(routes: Arc<Vec<(Route, Reload)>>) -> io::Result<()> {
     let mut hangup = signal(SignalKind::hangup())?;
+    let mut files: Vec<_> = routes
+        .iter()
+        .map(|(route, _)| route.files.clone())
+        .collect();
     tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            for (route, reload) in &*routes {
-                again(route, reload);
+        let mut look = interval(EVERY);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let is_asked = tokio::select! {
+                Some(()) = hangup.recv() => true,
+                _ = look.tick() => false,
+            };
+            for ((route, reload), files) in routes.iter().zip(&mut files) {
+                if is_asked || files.have_changed() {
+                    files.note();
+                    again(route, reload);
+                }
             }
         }
     });

@@ -10,9 +10,10 @@ use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
 use crate::config;
 use crate::kinds;
+use crate::place::Place;
+use crate::reload::Files;
 use crate::secrets::secrets;
 use crate::senders::Which;
-use crate::store::Place;
 
 /// A path that one sender delivers to.
 pub(crate) struct Route {
@@ -22,6 +23,8 @@ pub(crate) struct Route {
     /// Without any, nothing is verified.
     pub(crate) secrets: Option<Secrets>,
     pub(crate) secret_file: Option<PathBuf>,
+    /// What is read again when it changes.
+    pub(crate) files: Files,
     pub(crate) name: RouteName,
     /// The kinds that are kept: all without any.
     pub(crate) keep_only: Vec<EventKind>,
@@ -46,25 +49,21 @@ impl Route {
     }
 }
 
-/// Returns the routes, and the text of a secret that was made up. Exits if they cannot be served together.
-pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<String>)> {
-    let (routes, random) = match &args.listening.config {
-        None => {
-            let (route, random) = of_options(args)?;
-            (vec![route], random)
-        }
+/// Returns the routes. Exits if they cannot be served together.
+pub(crate) fn routes(args: &Options) -> Vec<Route> {
+    let routes = match &args.listening.config {
+        None => vec![of_options(args)],
         Some(file) => {
             let routes = config::routes(file, args).and_then(|routes| {
                 check(&routes, args)?;
                 Ok(routes)
             });
             let name = file.display();
-            let routes = routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")));
-            (routes, None)
+            routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")))
         }
     };
     check_types(args, &routes);
-    Ok((routes, random))
+    routes
 }
 
 /// Exits if an event type is expected at another route. Warns of kinds to expect, or to keep, that the platform does not
@@ -94,13 +93,15 @@ fn check_types(args: &Options, routes: &[Route]) {
     }
 }
 
-fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
-    let (secrets, random) = secrets(args)?;
+fn of_options(args: &Options) -> Route {
     let which = args.listening.which.clone();
+    let files = Files::of(args.secrets.secret_file.as_deref(), &which);
     let sender = which.sender();
     let given = args.kept.name.clone();
     let (place, is_inbox) = place(args);
-    let route = Route {
+    // Last, so that what is wrong in the other options is said first.
+    let secrets = secrets(args);
+    Route {
         path: args.listening.path.clone(),
         name: given.unwrap_or_else(|| default_name(&sender)),
         keep_only: args.kept.keep_only.clone(),
@@ -108,12 +109,12 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
         sender,
         secrets,
         secret_file: args.secrets.secret_file.clone(),
+        files,
         place,
         is_inbox,
         exec: args.handling.exec.clone(),
         forward: args.handling.forward.clone(),
-    };
-    Ok((route, random))
+    }
 }
 
 /// The name of a sender can be that of a route.

@@ -2,7 +2,6 @@
 
 use std::env::{self, VarError};
 
-use anyhow::Context;
 use tower_webhook::{ConfigError, Secret, Secrets};
 
 use crate::args::Options;
@@ -11,18 +10,17 @@ use crate::credentials;
 use crate::demo;
 use crate::text::chain;
 
-/// Returns the configured secrets, or a random one together with its text. There is none if deliveries are
-/// not to be verified.
-pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option<String>)> {
+/// Returns the configured secrets, or none if deliveries are not to be verified. Exits without any: a receiver that
+/// made one up would refuse every delivery.
+pub(crate) fn secrets(args: &Options) -> Option<Secrets> {
     if args.secrets.dangerously_unsigned {
         if env::var_os("WEBHOOK_SECRET").is_some() || credentials::secret().is_some() {
             misused(
                 "`--dangerously-unsigned` cannot be used with the environment variable WEBHOOK_SECRET",
             );
         }
-        return Ok((None, None));
+        return None;
     }
-    let mut random = None;
     let secrets = match &args.secrets.secret_file {
         Some(file) => Secrets::from_file(file),
         None if args.secrets.demo => Secret::new(demo::SECRET).map(Secrets::from),
@@ -33,21 +31,14 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
             Err(ConfigError::Environment {
                 source: Some(VarError::NotPresent),
                 ..
-            }) => {
-                let mut bytes = [0; 20];
-                getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
-                Secret::new(
-                    random
-                        .insert(base16ct::lower::encode_string(&bytes))
-                        .as_str(),
-                )
-            }
-            secret => secret,
-        }
-        .map(Secrets::from),
+            }) => misused(
+                "no secret is configured, so that every delivery would be refused: set the environment variable \
+                 WEBHOOK_SECRET, or pass `--secret-file FILE`; to try the receiver, `--demo` takes a public secret",
+            ),
+            secret => secret.map(Secrets::from),
+        },
     };
-    let secrets = secrets.unwrap_or_else(|error| misused(chain(&error)));
-    Ok((Some(secrets), random))
+    Some(secrets.unwrap_or_else(|error| misused(chain(&error))))
 }
 
 /// The secret of the environment, which may have been passed on.

@@ -122,6 +122,14 @@ impl Which {
         self.is_file() || self.sender_token_file.is_some()
     }
 
+    /// The files of its description and its token.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &Path> {
+        let description = self.named().filter(|_| self.is_file()).map(Path::new);
+        description
+            .into_iter()
+            .chain(self.sender_token_file.as_deref())
+    }
+
     pub(crate) fn is_platform(&self) -> bool {
         self.named().is_none()
     }
@@ -215,6 +223,9 @@ fn print() -> anyhow::Result<ExitCode> {
         };
         if sender.is_as_documented() {
             about += "; as documented, not judged by its maker's library";
+        }
+        if let Some(judge) = sender.judge() {
+            about += &format!("; judged by {judge}");
         }
         if needs_url {
             about += "; signs the URL: pass --sender-url";

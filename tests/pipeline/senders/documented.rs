@@ -120,7 +120,8 @@ struct Vector {
 
 fn vectors() -> Vec<(Sender, Secret, Vector)> {
     let text = include_str!("../../fixtures/senders/published.json");
-    let vectors: Vec<Vector> = serde_json::from_str(text).unwrap();
+    let mut vectors: Vec<Vector> = serde_json::from_str(text).unwrap();
+    vectors.retain(|it| Sender::PROFILES.contains(&&*it.sender));
     let read = |vector: Vector| {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(vector.now);
         let sender = Sender::named(&vector.sender, None).unwrap();
@@ -148,6 +149,8 @@ async fn published_vectors_are_verified() {
         }
         counts.entry(vector.sender).or_insert([0, 0])[usize::from(case.accepted)] += 1;
     }
+    let of_keys = counts.remove("github-secret-scanning");
+    assert_eq!(of_keys, cfg!(feature = "public-keys").then_some([0, 1]));
     let counts: Vec<_> = counts
         .iter()
         .map(|(name, it)| (name.as_str(), *it))
@@ -155,9 +158,12 @@ async fn published_vectors_are_verified() {
     assert_eq!(
         counts,
         [
+            ("circleci", [1, 4]),
             ("github", [2, 3]),
             ("line", [1, 1]),
+            ("revolut", [0, 1]),
             ("slack", [1, 1]),
+            ("slack-commands", [1, 1]),
             ("standard-webhooks", [12, 3]),
             ("svix", [11, 4]),
         ]
@@ -166,7 +172,10 @@ async fn published_vectors_are_verified() {
 
 #[test]
 fn published_vectors_are_signed() {
-    for (sender, secret, vector) in vectors().into_iter().filter(|it| it.2.accepted) {
+    // A public key signs nothing, and the time of the other one has milliseconds.
+    let is_signed =
+        |it: &Vector| it.accepted && !["github-secret-scanning", "revolut"].contains(&&*it.sender);
+    for (sender, secret, vector) in vectors().into_iter().filter(|it| is_signed(&it.2)) {
         let key = vector
             .headers
             .get("webhook-id")

@@ -33,6 +33,16 @@ async fn a_time_in_another_form_is_refused_though_it_is_signed() {
                 "2026-09-21",
             ],
         ),
+        (
+            "iso8601",
+            "2026-09-21T14:13:20",
+            &[
+                "1790000000",
+                "2026-09-21 14:13:20",
+                "2026-09-21",
+                "2026-09-21T14:13:20z",
+            ],
+        ),
     ] {
         let time = json!({"at": "x-time", "unit": unit, "past": 300, "ahead": 300});
         let sender =

@@ -1,14 +1,16 @@
 // Records what the makers' own libraries say about deliveries: those that they sign, and the same with mistakes. For
 // Twitch it is a third party's, since Twitch has none.
 //
-// Run with: npm install --ignore-scripts --no-package-lock && node record.mjs
+// Run with: npm install --ignore-scripts --no-package-lock --legacy-peer-deps && node record.mjs
 //
-// It writes ../../fixtures/senders/*.json, which `tests/pipeline/senders.rs` reads. The clock stands still.
+// PyPI's pyairtable, huggingface-hub and fastapi, and Debian's prometheus-alertmanager must be there, too; PYTHON names
+// another python3. It writes ../../fixtures/senders/*.json, which `tests/pipeline/senders.rs` reads. The clock stands still.
 import { createHmac, createPrivateKey, createPublicKey, sign, verify } from "node:crypto";
 import { readFileSync, writeFileSync, mkdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
 import { Readable } from "node:stream";
+import { alertmanager, makers } from "./makers.mjs";
 
 const require = createRequire(import.meta.url);
 const NOW = 1790000000000;
@@ -28,6 +30,7 @@ const millis = (ms) => String(ms);
 const rfc3339 = (ms) => new Real(ms).toISOString().replace(".000Z", "Z");
 const version = (name) => {
   if (!name) return "none: judged by node:crypto";
+  if (name.includes(" ")) return name.replace("PyPI ", "");
   const path = new URL(`node_modules/${name}/package.json`, import.meta.url);
   return `${name} ${JSON.parse(readFileSync(path)).version}`;
 };
@@ -425,6 +428,12 @@ async function whatsapp() {
   return { sign: generateXHub256Sig, asked };
 }
 
+const bolt = () => require("./node_modules/@slack/bolt/dist/receivers/verify-request.js").isValidSlackRequest;
+
+// A line for each case.
+const oneLine = ({ cases, ...rest }) =>
+  `${JSON.stringify(rest).slice(0, -1)},"cases":[\n${cases.map((it) => JSON.stringify(it)).join(",\n")}\n]}`;
+
 const freePort = () =>
   new Promise((found) => {
     const server = createServer().listen(0, () => {
@@ -447,7 +456,7 @@ function* cases(it) {
   const with_ = (value) => ({ ...genuine, headers: { ...genuine.headers, [it.signature]: value } });
   const value = genuine.headers[it.signature];
   yield ["genuine", genuine];
-  yield ["other body", at(NOW, { body: it.body.replace("Zoë", it.other ?? "\\u0041 / 😀") })];
+  yield ["other body", at(NOW, { body: it.body.replace(it.word ?? "Zoë", it.other ?? "\\u0041 / 😀") })];
   yield ["one bit of the body", { ...genuine, body: genuine.body.replace("\"", "#") }];
   yield ["a space after the body", { ...genuine, body: genuine.body + " " }];
   yield ["a BOM before the body", { ...genuine, body: "\ufeff" + genuine.body }];
@@ -499,9 +508,12 @@ const judged = async (it, { headers, body }) => {
   }
 };
 
+const mine = await senders();
+const others = await makers({ standard, ED25519, P256, OTHER, OTHER_ED25519, isValidSlackRequest: bolt(), NOW });
 const directory = new URL("../../fixtures/senders/", import.meta.url);
 mkdirSync(directory, { recursive: true });
-for (const it of await senders()) {
+const only = process.argv.slice(2);
+for (const it of [...mine, ...others].filter(({ name }) => !only.length || only.includes(name))) {
   const recorded = [];
   for (const [name, { headers, body }] of cases(it)) {
     recorded.push({ name, headers, body, accepted: await judged(it, { headers, body }) });
@@ -510,13 +522,21 @@ for (const it of await senders()) {
     const { headers, body } = recorded[0];
     const made = await it.signs(it, it.time?.write(NOW), body);
     const ours = headers[it.signature];
-    if (ours !== made && ours !== it.prefix + made) throw new Error(`${it.name}: ${made} is not ${ours}`);
+    if (ours !== made && !ours.endsWith(it.prefix + made)) throw new Error(`${it.name}: ${made} is not ${ours}`);
   }
   if (!recorded[0].accepted || !recorded[1].accepted) throw new Error(`${it.name}: the genuine delivery is refused`);
   const { name, maker, secret, url, key, type } = it;
   const file = { maker: version(maker), signedByMaker: !!it.signs, secret, private: it.private, published: it.published, url, now: NOW, key, type, challenge: await it.challenge?.(it), queries: it.queries, cases: recorded };
-  writeFileSync(new URL(`${name}.json`, directory), JSON.stringify(file, null, 1) + "\n");
+  const text = others.includes(it) ? oneLine(file) : JSON.stringify(file, null, 1);
+  writeFileSync(new URL(`${it.file ?? name}.json`, directory), text + "\n");
   const counts = [true, false].map((accepted) => recorded.filter((case_) => case_.accepted === accepted).length);
   console.log(`${name}: ${version(maker)}, ${counts[0]} accepted, ${counts[1]} refused${it.signs ? ", signed by the maker" : ""}`);
+}
+if (!only.length || only.includes("alertmanager")) {
+  const { delivery, ...rest } = await alertmanager(NOW);
+  const case_ = { name: "sent", ...delivery, accepted: true };
+  const file = { ...rest, signedByMaker: true, now: NOW, cases: [case_] };
+  writeFileSync(new URL("alertmanager.json", directory), oneLine(file) + "\n");
+  console.log(`alertmanager: ${rest.maker}, 1 sent by the maker`);
 }
 process.exit(0);
