@@ -101,7 +101,7 @@ async fn routes_are_told_apart_on_each_page() {
     assert_eq!(send(&github, forged).await.status, 401);
     sleep(10 * SECOND).await;
     running.drain(SECOND).await.unwrap();
-    let again = inbox.clone().worker(|worker| worker.credit(2));
+    let again = inbox.clone().worker(|worker| worker.credit(1));
     let mut again = again.routes();
     let fails = EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::retry("x")));
     again

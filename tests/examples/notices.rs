@@ -121,7 +121,7 @@ fn a_command_is_told_when_an_alarm_ends() {
     let receiver = receiver_with(&dir, &exec, "100", &options);
     let body = receiver.file("body", "{}");
     // Of a kind without chats, so that each has a lane of its own.
-    let events = ["--event", "invoice-paid", "--body", &body, "--count", "15"];
+    let events = ["--event", "invoice-paid", "--body", &body, "--count", "100"];
     assert_eq!(receiver.send("s", &events).code, 0);
     let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
     let ended = json!({ "alarm": "slowed", "route": "chat-platform", "kind": "invoice-paid" });

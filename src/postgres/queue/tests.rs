@@ -6,7 +6,8 @@ use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, By, Which};
 use crate::inbox::event::{
-    EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take, TakenEvent,
+    EventId, EventState, Failure, KindShare, Kinds, Lane, NewEvent, Settlement, Share, Take,
+    TakenEvent,
 };
 use crate::inbox::queue::{Accepted, Queue, Settled};
 use crate::inbox::records::AcceptOne;
@@ -85,9 +86,15 @@ fn take(name: &str) -> Take {
 }
 
 fn share(name: &str, busy: usize, most: usize) -> Share {
+    let kind = EventKind::CHAT_RATED;
     Share {
         busy,
         most,
+        kinds: vec![KindShare {
+            kind,
+            busy,
+            most: usize::MAX,
+        }],
         ..take(name).into()
     }
 }
