@@ -351,6 +351,7 @@ impl Credits {
             true => few,
             false => many,
         };
+        let each = self.each();
         let side_by_side: Vec<_> = self.types.keys().map(|of| others(of, self)).collect();
         // At least one each, so that the types with events get the room after a few claims.
         let failing = self.types.values().filter(|it| it.failing.is_some());
@@ -361,6 +362,10 @@ impl Credits {
             let mut more = it.calls(most).min(side_by_side.saturating_sub(it.busy));
             if it.failing.is_some() {
                 more = more.min(room);
+            }
+            // As all others: a claim costs by what is listed, and forged types are many.
+            if it.busy == 0 && more == each {
+                continue;
             }
             let share = KindShare {
                 kind: of.kind.clone(),

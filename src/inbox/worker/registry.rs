@@ -37,10 +37,13 @@ impl Local for Served {
         pool.accepts.store(true, Ordering::Relaxed);
         // Before there is room: others make it for this route.
         place.see();
-        let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
+        let of = first.delivery.event_type();
+        let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
+            lock(&pool.credits).see(&of);
+            return None;
+        };
         let (_, mut room) = place.enter(1, pool.most(place));
         let slot = Slot::new(Arc::clone(&pool), room.split()?, permit);
-        let of = first.delivery.event_type();
         if !pool.begins_early() || !lock(&pool.credits).reserve(&of) {
             return None;
         }
