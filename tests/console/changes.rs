@@ -171,7 +171,7 @@ async fn an_event_says_when_it_is_tried_after_retry_now() {
     }
     sleep(SECOND).await;
     let attempts = crm.attempts();
-    let retried = post(&app, "/events/50/redrive", "state=waiting").await;
+    let retried = post(&app, "/events/50/redrive", "state=retrying").await;
     sleep(SECOND / 2).await;
     assert_eq!(crm.attempts(), attempts + 1);
     let location = retried.is(303).location.clone().unwrap();

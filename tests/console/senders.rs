@@ -111,7 +111,7 @@ async fn routes_are_told_apart_on_each_page() {
         )
         .unwrap();
     let running = again.start().unwrap();
-    sleep(MINUTE).await;
+    sleep(3 * MINUTE).await;
 
     let app = Console::new()
         .inbox(inbox.clone())
