@@ -11,7 +11,9 @@ use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
 use super::challenge::Challenge;
 use super::media::Media;
-use super::places::{First, KeyField, MOST_HEADERS, check_url, header, numbered, place, pointers};
+use super::places::{
+    First, KeyField, MOST_HEADERS, check_url, header, in_body, numbered, place, pointers,
+};
 use super::pointer::Pointers;
 use super::rare::{Elsewhere, Rare};
 use super::scheme::{
@@ -397,7 +399,7 @@ impl Description {
                             "{field}: {name:?} is in the body, which would sign itself: only a token may stand there"
                         ));
                     }
-                    elsewhere.push(Elsewhere::Body(pointers(field, slice::from_ref(name))?));
+                    elsewhere.push(in_body(field, name)?);
                 }
                 None => headers.extend(numbered(name, family)?),
             }

@@ -139,6 +139,7 @@ profiles! {
     "lemon-squeezy";
     "linkedin";
     "lithic";
+    "microsoft-graph";
     "mux";
     "notion";
     "nylas";

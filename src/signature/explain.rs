@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{Method, Request};
 
-use super::checked::{How, Keyed, add_token, signer, signer_of_others};
+use super::checked::{How, Keyed, add_token, decided, signer};
 use super::headers::{declared_length, kind_and_key};
 use super::refusal::Refusal;
 use super::secret::{Secret, Secrets};
@@ -168,7 +168,7 @@ impl Sender {
     ) -> bool {
         let (set, how) = (secrets.current(), How::of(scheme));
         let index = signer(&set, how, claim, body);
-        let index = index.or_else(|| signer_of_others(&set, how, claim, body));
+        let index = decided(index, (&set, how), claim, body);
         let digest = scheme.digest(body);
         let hashed = digest.as_ref().map_or(body, |it| it.as_bytes());
         if scheme.is_token() {

@@ -7,6 +7,7 @@ mod challenges;
 mod documented;
 mod every;
 mod inputs;
+mod items;
 mod judged;
 #[cfg(feature = "public-keys")]
 mod public_keys;

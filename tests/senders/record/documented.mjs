@@ -73,6 +73,7 @@ add("knock", { id: "k1", type: "message.sent" }, "message.sent", "k1", pair("x-k
 add("lemon-squeezy", { meta: { event_name: "order_created" }, data: { id: "1" } }, "order_created", null, (body) => ({ "x-signature": hmac(body) }));
 add("linkedin", { notificationId: 7, type: "ORGANIZATION_SOCIAL_ACTION_NOTIFICATIONS" }, "ORGANIZATION_SOCIAL_ACTION_NOTIFICATIONS", "7", (body) => ({ "x-li-signature": hmac(`hmacsha256=${body}`) }));
 add("lithic", { event_type: "card_transaction.updated" }, "card_transaction.updated", ID, webhook(KEY), { secret: WHSEC });
+add("microsoft-graph", { value: [{ subscriptionId: "s1", clientState: SECRET, changeType: "updated", resource: "users/1" }, { subscriptionId: "s1", clientState: SECRET, lifecycleEvent: "missed" }] }, "microsoft-graph", null, () => ({}));
 add("mux", { id: "m1", type: "video.asset.ready", object: { id: "a1" } }, "video.asset.ready", "m1", pair("mux-signature", SECONDS, "v1", dotted));
 add("notion", { id: "n1", type: "page.created", entity: { id: "p1" } }, "page.created", "n1", (body) => ({ "x-notion-signature": `sha256=${hmac(body)}` }));
 add("nylas", { id: "n1", type: "message.created" }, "message.created", "n1", (body) => ({ "x-nylas-signature": hmac(body) }));
