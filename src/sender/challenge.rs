@@ -328,7 +328,7 @@ fn sentence(field: Vec<u8>) -> Option<String> {
 }
 
 /// The field, if it is short and visible ASCII, so that it cannot become anything else in the answer.
-fn echoed(field: Vec<u8>) -> Option<String> {
+pub(super) fn echoed(field: Vec<u8>) -> Option<String> {
     let may_be = (1..=LONGEST).contains(&field.len()) && field.iter().all(u8::is_ascii_graphic);
     may_be.then(|| String::from_utf8(field).ok()).flatten()
 }

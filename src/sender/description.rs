@@ -10,6 +10,7 @@ use serde::{Deserialize, Deserializer, de};
 use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
 use super::challenge::Challenge;
+use super::handshake::Handshake;
 use super::media::Media;
 use super::places::{
     First, KeyField, MOST_HEADERS, check_url, header, in_body, numbered, place, pointers,
@@ -53,6 +54,8 @@ pub(super) struct Description {
     #[serde(default)]
     content_types: Vec<Media>,
     success: Option<SuccessDescription>,
+    /// Where an unsigned POST has the secret.
+    handshake: Option<String>,
     /// In bytes.
     max_body: Option<u32>,
     /// For the table of senders: its name, what it does with failures, and whether only its documentation says all this.
@@ -240,6 +243,12 @@ impl Description {
                 .map(SuccessDescription::read)
                 .transpose()?,
             max_body: self.max_body,
+            handshake: self
+                .handshake
+                .as_ref()
+                .map(|it| Handshake::read(it, self.signature.algorithm))
+                .transpose()?
+                .map(Box::new),
             is_as_documented: self.as_documented,
             judge: self.judge.as_deref().map(Into::into),
             batch: self

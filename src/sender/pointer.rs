@@ -50,6 +50,13 @@ impl fmt::Display for Unclear {
 
 impl std::error::Error for Unclear {}
 
+impl Unclear {
+    /// Whether there is a value, which is another one.
+    pub(super) fn is_of_value(&self) -> bool {
+        matches!(self, Self::Other(..))
+    }
+}
+
 /// Only where it is: its text may quote the document.
 impl From<serde_json::Error> for Unclear {
     fn from(error: serde_json::Error) -> Self {
@@ -103,6 +110,11 @@ impl Pointer {
         let found = Within { names, each }.deserialize(&mut deserializer)?;
         deserializer.end()?;
         Ok(found)
+    }
+
+    /// Puts a value there. `None` if that leads through a text.
+    pub(super) fn put(&self, document: &mut Value, value: Value) -> Option<()> {
+        put(&self.0, document, value)
     }
 
     /// What is left of it after its first names. At least one is left.
@@ -163,23 +175,7 @@ impl Pointers {
     /// Puts a value where the first of the pointers points to. `None` if that leads through a text.
     pub(super) fn put(&self, document: &mut Value, value: Value) -> Option<()> {
         let names = self.list.first().map_or(&[][..], |it| &it.0);
-        let mut place = document;
-        for name in names {
-            if place.is_null() {
-                *place = Value::Object(Map::new());
-            }
-            place = place
-                .as_object_mut()?
-                .entry(name.as_str())
-                .or_insert(Value::Null);
-        }
-        // A value that is there already is that of another field, which may stand at the same place.
-        match place {
-            Value::Object(_) => return None,
-            Value::Null => *place = value,
-            _ => {}
-        }
-        Some(())
+        put(names, document, value)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -267,6 +263,26 @@ impl Pointers {
             );
         }
     }
+}
+
+fn put(names: &[String], document: &mut Value, value: Value) -> Option<()> {
+    let mut place = document;
+    for name in names {
+        if place.is_null() {
+            *place = Value::Object(Map::new());
+        }
+        place = place
+            .as_object_mut()?
+            .entry(name.as_str())
+            .or_insert(Value::Null);
+    }
+    // A value that is there already is that of another field, which may stand at the same place.
+    match place {
+        Value::Object(_) => return None,
+        Value::Null => *place = value,
+        _ => {}
+    }
+    Some(())
 }
 
 /// A value at the end of these names.

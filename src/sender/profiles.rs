@@ -111,6 +111,7 @@ profiles! {
     "airwallex";
     "alertmanager";
     "anthropic";
+    "asana";
     "calcom";
     "calendly";
     "chargebee";

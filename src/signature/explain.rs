@@ -14,7 +14,7 @@ use super::sign::check;
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::sender::{
-    Claim, Finding, Head, Scheme, Sender, SignatureError, Step, digest_of, start_of,
+    Claim, Finding, Handshake, Head, Scheme, Sender, SignatureError, Step, digest_of, start_of,
 };
 
 /// Why a request is accepted or refused.
@@ -141,6 +141,14 @@ impl Sender {
                         "{error}{}",
                         expected.unwrap_or_default()
                     )));
+                }
+                let handshake = self.described().handshake();
+                let is_one =
+                    |it: &Handshake| it.in_head(headers).is_some() || it.in_body(body).is_some();
+                if error == SignatureError::Missing && handshake.is_some_and(is_one) {
+                    steps.push(Step::note(
+                        "it brings a secret in a handshake, which is kept only while somebody asks for one",
+                    ));
                 }
                 return false;
             }

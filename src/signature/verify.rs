@@ -179,6 +179,8 @@ pub(super) enum Found {
     Secret(Matched),
     /// Nothing yet: a verifier has to decide. Until then, the body's memory counts.
     Later(Box<Share>),
+    /// Nothing: it may bring a secret.
+    Handshake,
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
@@ -190,6 +192,7 @@ pub(super) enum Hashing {
     Unsigned,
     Signed(Checked),
     Later,
+    Handshake,
 }
 
 impl Hashing {
@@ -224,6 +227,7 @@ impl Hashing {
             Self::Unsigned => Ok(Found::Unsigned),
             Self::Signed(checked) => checked.verify(body).map(Found::Secret),
             Self::Later => Ok(Found::Later(Box::new(share))),
+            Self::Handshake => Ok(Found::Handshake),
         }
     }
 }

@@ -29,6 +29,8 @@ mod forwards;
 #[cfg(feature = "receiver")]
 mod inbox;
 #[cfg(feature = "receiver")]
+mod learned;
+#[cfg(feature = "receiver")]
 mod metrics;
 #[cfg(feature = "receiver")]
 mod notices;

@@ -6,6 +6,7 @@ mod additions;
 mod challenges;
 mod documented;
 mod every;
+mod handshakes;
 mod inputs;
 mod items;
 mod judged;

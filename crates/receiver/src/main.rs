@@ -31,6 +31,7 @@ mod host;
 mod inbox;
 mod json;
 mod kinds;
+mod learn;
 mod log;
 mod notices;
 mod output;

@@ -43,6 +43,7 @@ add("airtable", { base: { id: "app1" }, timestamp: "t" }, "airtable", null, (bod
 add("airwallex", { id: "evt_1", name: "payment_intent.succeeded" }, "payment_intent.succeeded", "evt_1", (body) => ({ "x-timestamp": MILLIS, "x-signature": hmac(MILLIS + body) }));
 add("alertmanager", { status: "firing", groupKey: "{}" }, "firing", null, () => ({ authorization: `Bearer ${SECRET}` }));
 add("anthropic", { type: "session.status_idled", id: "wevt_1" }, "session.status_idled", ID, webhook(KEY), { secret: WHSEC });
+add("asana", { events: [{ action: "changed", created_at: RFC3339, resource: { gid: "1", resource_type: "task" } }] }, "asana", null, (body) => ({ "x-hook-signature": hmac(body) }));
 add("calcom", { triggerEvent: "BOOKING_CREATED", createdAt: RFC3339, payload: { uid: "u1" } }, "BOOKING_CREATED", joined("BOOKING_CREATED", RFC3339, "u1"), (body) => ({ "x-cal-signature-256": hmac(body) }));
 add("calendly", { event: "invitee.created", created_at: RFC3339, payload: { uri: "https://api.calendly.com/1" } }, "invitee.created", joined("invitee.created", "https://api.calendly.com/1", RFC3339), pair("calendly-webhook-signature", SECONDS, "v1", dotted));
 add("chargebee", { id: "ev_1", event_type: "customer_created" }, "customer_created", "ev_1", () => ({ authorization: `Basic ${Buffer.from("user:pass").toString("base64")}` }), { secret: "user:pass" });
