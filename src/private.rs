@@ -1,5 +1,7 @@
 //! Files that only their owner should read.
 
+#[cfg(unix)]
+use std::path::Component;
 use std::path::Path;
 
 /// The bits of a file's mode that let everybody read or write it.
@@ -26,7 +28,7 @@ pub(crate) fn is_open_to_others(path: &Path) -> bool {
 #[cfg(unix)]
 fn is_of_kubernetes(path: &Path) -> bool {
     path.canonicalize().is_ok_and(|path| {
-        let mut names = path.components().map(|part| part.as_os_str());
+        let mut names = path.components().map(Component::as_os_str);
         names.any(|name| name.as_encoded_bytes().starts_with(b"..2"))
     })
 }

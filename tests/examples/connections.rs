@@ -479,6 +479,51 @@ fn each_line_of_a_log_of_json_is_json() {
     );
     let line: Value = serde_json::from_str(ended.err.lines().last().unwrap()).unwrap();
     assert_eq!(line["level"], "ERROR", "{line}");
+
+    // What is wrong in the command line, too, and what a command writes.
+    let json = [("WEBHOOK_LOG_FORMAT", "json")];
+    for (variables, args, reason) in [
+        (&[][..], &["--log-format", "json"][..], "WEBHOOK_SECRET"),
+        (
+            &[],
+            &["check", "--log-format=json", "--port", "1"],
+            "--port",
+        ),
+        (&json, &["--demo", "--inbox", "memory"], "an inbox is"),
+        (
+            &json,
+            &["--lease", "600"],
+            "count as options: WEBHOOK_LOG_FORMAT",
+        ),
+    ] {
+        let mut command = example("receiver");
+        command.envs(variables.iter().copied()).args(args);
+        let ended = Program::start(&mut command).finish();
+        assert_eq!(ended.code, 2, "{ended:?}");
+        let line: Value = serde_json::from_str(ended.err.trim_end()).expect(&ended.err);
+        let message = line["fields"]["message"].as_str().unwrap();
+        assert!(message.contains(reason), "{line}");
+        assert_eq!(line["level"], "ERROR");
+    }
+    let exec = "echo out; echo err >&2; (sleep 1; echo later) & exit 1";
+    let args = ["--secret", "s", "--log-format", "json", "--exec", exec];
+    let receiver = Server::receiver(&args);
+    assert_eq!(receiver.send("s", &[]).code, 1);
+    let log = until("the late line", || {
+        let log = receiver.err();
+        (log.contains("\"later\"") && log.ends_with('\n')).then_some(log)
+    });
+    for line in log.lines() {
+        serde_json::from_str::<Value>(line).expect(line);
+    }
+    assert!(
+        log.contains("err (exit status: 1)"),
+        "the reason is of standard error: {log}"
+    );
+    let lines = log
+        .lines()
+        .filter(|it| it.contains(r#""target":"command""#));
+    assert_eq!(lines.count(), 3, "{log}");
 }
 
 #[test]

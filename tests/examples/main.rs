@@ -25,6 +25,8 @@ mod connections;
 #[cfg(feature = "receiver")]
 mod console;
 #[cfg(feature = "receiver")]
+mod doors;
+#[cfg(feature = "receiver")]
 mod forwards;
 #[cfg(feature = "receiver")]
 mod inbox;
@@ -50,6 +52,8 @@ mod program;
 mod prometheus;
 #[cfg(feature = "receiver")]
 mod receivers;
+#[cfg(feature = "receiver")]
+mod restarts;
 #[cfg(feature = "receiver")]
 mod routes;
 #[cfg(all(feature = "axum", feature = "moka", feature = "sandbox"))]

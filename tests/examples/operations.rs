@@ -18,6 +18,7 @@ use support::program::{Server, check, curl, example, installed, until};
 
 const DASHBOARD: &str = include_str!("../../crates/receiver/operations/dashboard.json");
 const UNIT: &str = include_str!("../../crates/receiver/operations/receiver.service");
+const SOCKET: &str = include_str!("../../crates/receiver/operations/receiver.socket");
 const METRICS: &str = include_str!("../../src/docs/metrics.md");
 const TROUBLESHOOTING: &str = include_str!("../../src/docs/troubleshooting.md");
 
@@ -140,11 +141,12 @@ fn unit_is_valid_and_hardened() {
     let unit = UNIT.replace("/usr/local/bin/receiver", program);
     assert_ne!(unit, UNIT);
     fs::write(dir.path().join("receiver.service"), unit).unwrap();
+    fs::write(dir.path().join("receiver.socket"), SOCKET).unwrap();
     let verified = check(
         "systemd-analyze",
         "systemd",
         dir.path(),
-        &["verify", "./receiver.service"],
+        &["verify", "./receiver.service", "./receiver.socket"],
     );
     assert_eq!(verified, "", "warnings");
     let security = [

@@ -727,6 +727,60 @@ fn unusable_store_is_explained() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn settings_of_a_database_that_do_not_fit_are_named() {
+    let postgres = PostgresServer::start();
+    let pool = sqlx::PgPool::connect(&postgres.url()).await.unwrap();
+    for sql in [
+        "CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0",
+        "CREATE ROLE hasty LOGIN SUPERUSER",
+        "ALTER ROLE hasty SET statement_timeout = '10ms'",
+        "CREATE ROLE reader LOGIN SUPERUSER",
+        "ALTER ROLE reader SET default_transaction_read_only = on",
+        "CREATE ROLE guest LOGIN",
+    ] {
+        sqlx::query(sql).execute(&pool).await.unwrap();
+    }
+    let by = |user: &str| postgres.url().replace("postgres@", &format!("{user}@"));
+    for (store, reasons) in [
+        (
+            postgres.url_of("latin"),
+            ["`latin`", "the encoding", "ENCODING 'UTF8'"],
+        ),
+        (
+            by("hasty"),
+            ["`postgres`", "`statement_timeout`", "ALTER ROLE"],
+        ),
+        (
+            by("reader"),
+            [
+                "`postgres`",
+                "takes no writes",
+                "`default_transaction_read_only`",
+            ],
+        ),
+        (by("guest"), ["`postgres`", "lacks rights", "grant them"]),
+    ] {
+        let ended = run(
+            "receiver",
+            &[
+                "check",
+                "--demo",
+                "--listen",
+                "127.0.0.1:0",
+                "--inbox",
+                &store,
+            ],
+        );
+        assert_eq!(ended.code, 1, "{ended:?}");
+        for reason in reasons {
+            assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+        }
+        // The server runs, and the user and the database exist.
+        assert!(!ended.err.contains("check that"), "{ended:?}");
+    }
+}
+
 #[test]
 fn store_errors_hide_passwords() {
     for store in [

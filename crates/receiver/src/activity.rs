@@ -9,6 +9,9 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
+/// The bytes of a connection that are kept, since they tell what it speaks.
+const FIRST: usize = 12;
+
 /// The time that a genuine sender has for a request. Without it, whoever connects fast enough would have the
 /// connections of all others closed.
 pub(crate) const LEAST_AGE: Duration = Duration::from_millis(500);
@@ -128,6 +131,8 @@ pub(crate) struct Activity {
 
 struct State {
     phase: Phase,
+    /// The first bytes that arrived, and how many there are.
+    first: ([u8; FIRST], usize),
     /// Since when it has proved nothing. None after a request that was verified.
     unproved: Option<Instant>,
     progress: Instant,
@@ -140,6 +145,7 @@ impl Activity {
             peer,
             state: Mutex::new(State {
                 phase: Phase::Silent(now),
+                first: ([0; FIRST], 0),
                 unproved: Some(now),
                 progress: now,
             }),
@@ -182,9 +188,20 @@ impl Activity {
         lock(&self.state).progress = Instant::now();
     }
 
+    /// The first bytes that arrived.
+    pub(crate) fn first(&self) -> Vec<u8> {
+        let (first, length) = lock(&self.state).first;
+        first[..length].to_vec()
+    }
+
     /// Bytes have arrived.
-    pub(crate) fn read(&self) {
+    pub(crate) fn read(&self, bytes: &[u8]) {
         let mut state = lock(&self.state);
+        let (first, length) = &mut state.first;
+        for (place, byte) in first[*length..].iter_mut().zip(bytes) {
+            *place = *byte;
+            *length += 1;
+        }
         if let Phase::Silent(_) | Phase::Idle(_) | Phase::Quiet(_) = state.phase {
             let now = Instant::now();
             state.phase = Phase::Head(now);

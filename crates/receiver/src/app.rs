@@ -34,9 +34,10 @@ use crate::forward::Forward;
 use crate::handling::Handling;
 use crate::learn::Learn;
 use crate::output::Output;
+use crate::place::Place;
+use crate::ready::{self, Readiness};
 use crate::reload::{Reload, mount};
 use crate::route::Route;
-use crate::store::Place;
 use crate::telemetry::Telemetry;
 #[cfg(feature = "metrics")]
 use crate::text::chain;
@@ -51,6 +52,7 @@ pub(crate) struct Setup<'a> {
 /// A receiver before it is served.
 pub(crate) struct Built {
     pub(crate) app: Router,
+    pub(crate) readiness: Readiness,
     pub(crate) handling: Handling,
     /// The routes, with what changes them while they are served.
     pub(crate) routes: Vec<(Route, Reload)>,
@@ -63,6 +65,7 @@ pub(crate) struct Built {
 pub(crate) async fn build(setup: &Setup<'_>, mut rest: Vec<Route>) -> anyhow::Result<Built> {
     let mut built = Built {
         app: Router::new().route("/healthz", get(async || {})),
+        readiness: Readiness::default(),
         handling: Handling::default(),
         routes: Vec::new(),
         #[cfg(feature = "console")]
@@ -157,6 +160,16 @@ fn with_store<St>(
 where
     St: Store + Clone,
 {
+    if let Some(route) = routes
+        .first()
+        .filter(|route| !matches!(route.place, Place::Memory))
+    {
+        let store = store.clone();
+        let name = route.place.to_string();
+        built
+            .readiness
+            .add(name, move || ready::stores(store.clone()));
+    }
     let recent = Recent::new();
     #[cfg(feature = "console")]
     {
@@ -287,6 +300,14 @@ fn with_queue(
                 .on_failure(on_failure)
         });
     setup.telemetry.watch_inbox(inbox.clone());
+    if let Some(route) = routes.first() {
+        let asked = inbox.clone();
+        let is_ready = move || {
+            let inbox = asked.clone();
+            async move { inbox.is_ready().await }
+        };
+        built.readiness.add(route.place.to_string(), is_ready);
+    }
     let recent = Recent::new();
     #[cfg(feature = "console")]
     {
@@ -399,6 +420,9 @@ fn router(events: &Arc<Events>) -> EventRouter {
     let events = Arc::clone(events);
     EventRouter::new().fallback(move |delivery| {
         let events = Arc::clone(&events);
-        async move { events.handle(delivery).await }
+        async move {
+            crate::otlp::link(&delivery);
+            events.handle(delivery).await
+        }
     })
 }

@@ -37,6 +37,8 @@ pub(crate) struct Options {
 #[derive(Args)]
 pub(crate) struct Listening {
     /// The address to listen on; port 0 picks a free port
+    ///
+    /// Sockets that systemd passes (LISTEN_FDS) take its place.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
     pub(crate) listen: SocketAddr,
 
@@ -249,6 +251,12 @@ pub(crate) struct Handling {
     #[arg(long, requires = "later", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
+    /// How long the receiver still accepts connections when it is stopped, for balancers that learn of it late
+    ///
+    /// Meanwhile, /readyz is answered with 503, and each response ends its connection.
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = value_parser!(u64).range(..=3_600))]
+    pub(crate) drain_delay: u64,
+
     /// How long the receiver waits for running events when it is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) grace: u64,
@@ -346,6 +354,14 @@ pub(crate) struct Monitoring {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) metrics_host: Vec<String>,
 
+    /// Export traces and metrics over OTLP to the collector at this URL, such as http://127.0.0.1:4318
+    ///
+    /// In JSON over HTTP. The variables OTEL_* of OpenTelemetry set the rest, such as OTEL_SERVICE_NAME,
+    /// OTEL_RESOURCE_ATTRIBUTES, OTEL_EXPORTER_OTLP_HEADERS and OTEL_METRIC_EXPORT_INTERVAL. A delivery continues the trace of its header
+    /// `traceparent`. The receiver needs the feature `otlp`.
+    #[arg(long, value_name = "URL", value_parser = forward::url)]
+    pub(crate) otlp: Option<Uri>,
+
     /// A command that is run when events have become dead letters, by `sh -c`; only with --inbox
     ///
     /// It receives a line of JSON on standard input: `dead_letters`, their number since the last line, and `events`, the
@@ -416,7 +432,7 @@ impl Handling {
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, String> {
+pub(crate) fn address(text: &str) -> Result<SocketAddr, String> {
     text.to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
@@ -426,7 +442,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 pub(crate) fn path(text: &str) -> Result<String, &'static str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     match text {
-        "/healthz" => Err("this path is used by the health check"),
+        "/healthz" | "/readyz" => Err("this path is used by the health check"),
         _ if !text.starts_with('/') => Err("a path starts with `/`"),
         _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
         _ => Ok(text.to_owned()),

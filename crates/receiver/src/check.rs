@@ -10,11 +10,11 @@ use tower_webhook::inbox::Inbox;
 use crate::app;
 use crate::args::Options;
 use crate::cli::misused;
-use crate::connections::bind;
+use crate::listen::bind;
+use crate::place::Place;
 use crate::route::{Route, routes};
 use crate::run::{connection_limits, refuse_missing};
 use crate::secrets::labels;
-use crate::store::Place;
 use crate::text::chain;
 
 pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {

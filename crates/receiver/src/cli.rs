@@ -8,8 +8,9 @@ use std::process;
 use clap::builder::BoolishValueParser;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+use tracing::Level;
 
-use crate::{args, credentials, inbox, send, senders};
+use crate::{args, credentials, inbox, log, probe, send, senders};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -32,7 +33,7 @@ pub(crate) enum Command {
     /// "redriven":true if a person redrove the event in an inbox, and with the path as "route" if it came by --config.
     /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
     /// an event is answered when it is stored, and the receiver handles it later and retries it.
-    /// GET /healthz is answered with 200.
+    /// GET /healthz is answered with 200, and GET /readyz with 200 if a delivery would be stored now, or else with 503.
     ///
     /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
     /// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
@@ -54,6 +55,11 @@ pub(crate) enum Command {
     Send(send::Options),
     /// List the senders whose deliveries a receiver can verify, show how one is described, or judge a captured request
     Senders(senders::Options),
+    /// Ask the receiver on this machine how it is, as a probe in an image without a shell
+    ///
+    /// Asks GET /readyz, or with `healthz` GET /healthz, at --listen or WEBHOOK_LISTEN, and prints the status. The exit code
+    /// is 0 for 200, 1 for any other status or no answer, and 2 if the arguments are invalid.
+    Probe(probe::Options),
     /// Open everything that `run` would open with the same options and variables, and exit
     ///
     /// Reads the secrets, opens the store or the inbox, listens at each address, and handles nothing. Like `run`, it
@@ -72,19 +78,22 @@ pub(crate) enum Command {
 
 /// Reads the command line, or exits.
 pub(crate) fn parse() -> Command {
+    if asks_for_json() {
+        log::use_json();
+    }
     let parsed = command().try_get_matches_from(arguments());
     match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
         Ok(cli) => cli.command,
         Err(error) => {
-            let _ = error.print();
+            let mut more = String::new();
             let variables = variables();
             if error.use_stderr() && !variables.is_empty() {
-                eprintln!(
+                more = format!(
                     "\nThese variables of the environment count as options: {}",
                     variables.join(", ")
                 );
             }
-            process::exit(error.exit_code())
+            exit(&error, &more)
         }
     }
 }
@@ -148,7 +157,47 @@ pub(crate) fn misused(error: impl fmt::Display) -> ! {
         Some(command) => command.error(ErrorKind::ValueValidation, error),
         None => cli.error(ErrorKind::ValueValidation, error),
     };
-    error.exit()
+    exit(&error, "")
+}
+
+/// Prints an error of the command line, as a line of JSON in such a log, and exits.
+fn exit(error: &clap::Error, more: &str) -> ! {
+    if log::is_json() && error.use_stderr() {
+        let text = format!("{}{more}", error.render());
+        log::say_at(Level::ERROR, text.trim_end());
+    } else {
+        let _ = error.print();
+        if !more.is_empty() {
+            eprintln!("{more}");
+        }
+    }
+    process::exit(error.exit_code())
+}
+
+/// Whether the command line asks for a log of JSON, in which an error in it is written, too.
+fn asks_for_json() -> bool {
+    let arguments = arguments();
+    if !["run", "check"]
+        .iter()
+        .any(|command| arguments[1] == *command)
+    {
+        return false;
+    }
+    let mut given = None;
+    for (at, argument) in arguments.iter().enumerate() {
+        let argument = argument.to_string_lossy();
+        if argument == "--log-format" {
+            given = arguments
+                .get(at + 1)
+                .map(|it| it.to_string_lossy().into_owned());
+        } else if let Some(format) = argument.strip_prefix("--log-format=") {
+            given = Some(format.to_owned());
+        }
+    }
+    given
+        .or_else(|| env::var("WEBHOOK_LOG_FORMAT").ok())
+        .as_deref()
+        == Some("json")
 }
 
 /// The command line, which always names a command.

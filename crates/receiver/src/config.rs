@@ -13,10 +13,10 @@ use tower_webhook::{EventKind, RouteName, Secrets};
 use crate::app;
 use crate::args::{self, Options};
 use crate::forward;
+use crate::place::Place;
 use crate::reload::Files;
 use crate::route::{Route, default_name, place};
 use crate::senders::Which;
-use crate::store::Place;
 use crate::text::chain;
 
 #[derive(Deserialize)]

@@ -1,8 +1,6 @@
 //! The connections: how many there are, how long each may take, and how each ends.
 
-use std::convert::Infallible;
 use std::future::poll_fn;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -14,11 +12,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::activity::{Activity, LEAST_AGE, Limits, Open, Phase};
+use crate::doors;
+use crate::listen::BACKLOG;
 use crate::refusals::Refusals;
 use crate::text::chain;
 use crate::watched::{Stream, Watched};
@@ -34,29 +34,18 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of the connections that is kept free: one in so many.
 const SPARE: usize = 8;
 
-/// The connections that wait in the system's queue while all are in use. It may have a lower limit.
-const BACKLOG: u32 = 4096;
+/// How long a connection that has sent no whole request has for it when the receiver stops. It was accepted, and may have
+/// been opened just before.
+const LAST_CALL: Duration = Duration::from_secs(2);
 
-/// Listens on an address. `other` is a flag with another one, in case that it is in use.
-pub(crate) fn bind(address: SocketAddr, other: &str) -> anyhow::Result<TcpListener> {
-    let bound = || {
-        let socket = match address {
-            SocketAddr::V4(_) => TcpSocket::new_v4()?,
-            SocketAddr::V6(_) => TcpSocket::new_v6()?,
-        };
-        socket.set_reuseaddr(true)?;
-        socket.bind(address)?;
-        socket.listen(BACKLOG)
-    };
-    bound().map_err(|error| {
-        let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => {
-                format!("; if another receiver is running, choose another port, such as {other}")
-            }
-            _ => String::new(),
-        };
-        anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
-    })
+/// How far the receiver is with stopping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stage {
+    Serving,
+    /// Requests are served, and each response is the last one of its connection.
+    Leaving,
+    /// No connection is accepted, and those without a request are closed.
+    Closing,
 }
 
 /// The connections of one listener.
@@ -66,13 +55,12 @@ pub(crate) struct Connections {
     limits: Limits,
     permits: Arc<Semaphore>,
     open: Arc<Open>,
-    stopping: watch::Sender<bool>,
+    stage: watch::Sender<Stage>,
     refusals: Arc<Refusals>,
 }
 
 impl Connections {
-    /// `listener` is the name in the log and in metrics.
-    pub(crate) fn new(listener: &'static str, app: Router, limits: Limits) -> Self {
+    pub(crate) fn new(refusals: Arc<Refusals>, app: Router, limits: Limits) -> Self {
         let mut http = http1::Builder::new();
         // The time limits are kept here, because hyper has one for both. It allows 100 headers.
         http.header_read_timeout(None)
@@ -86,15 +74,22 @@ impl Connections {
             limits,
             permits: Arc::new(Semaphore::new(limits.max_connections)),
             open: Arc::default(),
-            stopping: watch::Sender::new(false),
-            refusals: Arc::new(Refusals::new(listener)),
+            stage: watch::Sender::new(Stage::Serving),
+            refusals,
         }
     }
 
-    /// Accepts connections until the future is dropped.
-    pub(crate) async fn accept(&self, listener: &TcpListener) -> Infallible {
+    /// Accepts connections until the receiver closes. Those that wait in the queue of the system then are accepted, too,
+    /// since they would be reset, unless the listener `is_lent`: then they wait for its next user.
+    pub(crate) async fn accept(&self, listener: TcpListener, is_lent: bool) {
+        let mut stage = self.stage.subscribe();
         loop {
-            match listener.accept().await {
+            let accepted = tokio::select! {
+                biased;
+                _ = stage.wait_for(|stage| *stage == Stage::Closing) => break,
+                accepted = listener.accept() => accepted,
+            };
+            match accepted {
                 Ok((stream, peer)) => {
                     let permit = self.permit(peer).await;
                     self.start(stream, peer, permit);
@@ -104,6 +99,24 @@ impl Connections {
                     let _ = self.open.close_one(Duration::ZERO); // Frees an open file.
                     sleep(Duration::from_millis(100)).await;
                 }
+            }
+        }
+        let Ok(listener) = listener.into_std() else {
+            return;
+        };
+        for _ in 0..BACKLOG {
+            if is_lent {
+                return;
+            }
+            let Ok((stream, peer)) = listener.accept() else {
+                return;
+            };
+            let stream = stream
+                .set_nonblocking(true)
+                .and_then(|()| TcpStream::from_std(stream));
+            if let Ok(stream) = stream {
+                let permit = Arc::clone(&self.permits).try_acquire_owned().ok();
+                self.start(stream, peer, permit);
             }
         }
     }
@@ -117,7 +130,7 @@ impl Connections {
         }
         let reason = "most connections are in use, so that another one is closed";
         self.refusals.log("connection-limit", peer, &reason);
-        loop {
+        while *self.stage.borrow() != Stage::Closing {
             // Again after a moment, in case that all had a request and one has finished it.
             let mut wait = Duration::from_millis(100);
             match self.open.close_one(LEAST_AGE) {
@@ -133,6 +146,7 @@ impl Connections {
                 return permit.ok();
             }
         }
+        None
     }
 
     fn start(&self, stream: TcpStream, peer: SocketAddr, permit: Option<OwnedSemaphorePermit>) {
@@ -141,6 +155,7 @@ impl Connections {
         let service = Watched {
             app: TowerToHyperService::new(self.app.clone()),
             activity: Arc::clone(&activity),
+            stage: self.stage.subscribe(),
         };
         let stream = Stream {
             tcp: stream,
@@ -155,7 +170,7 @@ impl Connections {
             peer,
             refusals: Arc::clone(&self.refusals),
         };
-        let served = served.run(self.stopping.subscribe());
+        let served = served.run(self.stage.subscribe());
         tokio::spawn(async move {
             let _entered = (entry, permit);
             tokio::select! {
@@ -166,9 +181,19 @@ impl Connections {
         });
     }
 
+    /// Ends each connection with its next response.
+    pub(crate) fn leave(&self) {
+        self.stage.send_replace(Stage::Leaving);
+    }
+
+    /// Accepts no more connections.
+    pub(crate) fn close(&self) {
+        self.stage.send_replace(Stage::Closing);
+    }
+
     /// Lets the requests finish, and then closes the connections.
     pub(crate) async fn shutdown(&self) {
-        self.stopping.send_replace(true);
+        self.close();
         let all = u32::try_from(self.limits.max_connections).unwrap_or(u32::MAX);
         let _ = self.permits.acquire_many(all).await;
     }
@@ -187,46 +212,59 @@ struct Served {
 }
 
 impl Served {
-    async fn run(mut self, mut stopping: watch::Receiver<bool>) {
-        let mut is_stopping = false;
+    async fn run(mut self, mut stage: watch::Receiver<Stage>) {
+        let is_closing = |stage: &Stage| *stage == Stage::Closing;
+        let mut closing = None;
         loop {
             tokio::select! {
-                result = self.next(is_stopping) => match result {
+                result = self.next(closing) => match result {
                     Some(Ok(())) => break,
                     Some(Err(error)) if self.refused(&error) => break,
                     Some(Err(_)) => return,
-                    None if is_stopping => return,
+                    None if closing.is_some() => return,
                     None => match self.quiet() {
                         Some(quiet) => self = quiet,
                         None => return,
                     }
                 },
-                Ok(_) = stopping.wait_for(|stopping| *stopping), if !is_stopping => {
-                    is_stopping = true;
-                    Pin::new(&mut self.connection).graceful_shutdown();
+                Ok(_) = stage.wait_for(is_closing), if closing.is_none() => {
+                    closing = Some(Instant::now());
+                    // hyper would close a connection of which it has read nothing.
+                    if self.activity.phase().has_request() {
+                        Pin::new(&mut self.connection).graceful_shutdown();
+                    }
                 }
             }
         }
         self.activity.enter(Phase::Idle(Instant::now()));
         let stream = self.connection.into_parts().io.into_inner().tcp;
+        let briefly = async {
+            let _ = stage.wait_for(is_closing).await;
+            sleep(LEAST_AGE).await;
+        };
         tokio::select! {
             () = drop_rest(stream) => {}
-            _ = stopping.wait_for(|stopping| *stopping) => {}
+            () = briefly => {}
         }
     }
 
-    /// Returns how the connection ends, or `None` at a time limit. The time of a connection without a request is over when
-    /// the program stops.
-    async fn next(&mut self, is_stopping: bool) -> Option<hyper::Result<()>> {
+    /// Returns how the connection ends, or `None` at a time limit. When the receiver closes, the time of a connection is
+    /// over that waits for a next request, and that of one that waits for its first is over soon.
+    async fn next(&mut self, closing: Option<Instant>) -> Option<hyper::Result<()>> {
         let mut timer = pin!(sleep_until(Instant::now()));
         poll_fn(|cx| {
             if let Poll::Ready(result) = Pin::new(&mut self.connection).poll(cx) {
                 return Poll::Ready(Some(result));
             }
-            if is_stopping && !self.activity.phase().has_request() {
-                return Poll::Ready(None);
-            }
-            let Some(deadline) = self.activity.deadline(&self.limits) else {
+            let last_call = match (closing, self.activity.phase()) {
+                (Some(_), Phase::Idle(_) | Phase::Quiet(_) | Phase::Closing) => {
+                    return Poll::Ready(None);
+                }
+                (Some(since), Phase::Silent(_) | Phase::Head(_)) => Some(since + LAST_CALL),
+                _ => None,
+            };
+            let deadline = self.activity.deadline(&self.limits);
+            let Some(deadline) = deadline.into_iter().chain(last_call).min() else {
                 return Poll::Pending;
             };
             if timer.deadline() != deadline {
@@ -265,7 +303,13 @@ impl Served {
     fn refused(&self, error: &hyper::Error) -> bool {
         let outcome = match () {
             () if error.is_parse_too_large() => "headers-too-large",
-            () if error.is_parse() => "malformed-request",
+            () if error.is_parse() => {
+                if let Some((outcome, reason)) = doors::protocol(&self.activity.first()) {
+                    self.refusals.log(outcome, self.peer, &reason);
+                    return true;
+                }
+                "malformed-request"
+            }
             () => {
                 tracing::debug!(peer = %self.peer, reason = chain(error), "a connection broke off");
                 return false;
@@ -293,6 +337,8 @@ async fn drop_rest(mut stream: TcpStream) {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use axum::body::{Body, Bytes};
     use axum::routing::get;
     use futures_util::{StreamExt, stream};
@@ -319,8 +365,8 @@ mod tests {
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let connections = Connections::new("test", app, limits);
-        tokio::spawn(async move { connections.accept(&listener).await });
+        let connections = Connections::new(Refusals::new("test"), app, limits);
+        tokio::spawn(async move { connections.accept(listener, false).await });
         let mut client = TcpStream::connect(address).await.unwrap();
         let request = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
         client.write_all(request).await.unwrap();

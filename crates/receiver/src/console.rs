@@ -12,9 +12,11 @@ use tower_webhook_console::Console;
 
 use crate::activity::Limits;
 use crate::args::Options;
-use crate::connections::{Connections, bind};
+use crate::connections::Connections;
 use crate::host::is_known;
+use crate::listen::bind;
 use crate::log::say;
+use crate::refusals::Refusals;
 
 /// Serves the console of one database at `/`, and those of several below their names.
 pub(crate) fn serve(
@@ -36,8 +38,8 @@ pub(crate) fn serve(
         1 => pages.remove(0).1,
         _ => list(pages, &args.console.console_host),
     };
-    let connections = Connections::new("console", app, Limits::FEW);
-    tokio::spawn(async move { connections.accept(&listener).await });
+    let connections = Connections::new(Refusals::new("console"), app, Limits::FEW);
+    tokio::spawn(async move { connections.accept(listener, false).await });
     Ok(())
 }
 

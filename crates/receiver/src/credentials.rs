@@ -18,9 +18,8 @@ const SECRET: &str = "WEBHOOK_SECRET";
 /// The options whose variables may contain a password.
 const URLS: [(&str, &str); 2] = [("--store", "WEBHOOK_STORE"), ("--inbox", "WEBHOOK_INBOX")];
 
-/// In the environment, it says that the credentials are in the descriptor.
+/// In the environment, the descriptor that the credentials are in.
 const PASSED: &str = "WEBHOOK_PASSED";
-const DESCRIPTOR: i32 = 3;
 
 /// What a pipe holds before anybody reads.
 const MOST: usize = 4 * 1024;
@@ -29,7 +28,23 @@ const MOST: usize = 4 * 1024;
 static RECEIVED: OnceLock<Vec<(String, String)>> = OnceLock::new();
 
 /// The variables that no command inherits.
-pub(crate) const HIDDEN: [&str; 4] = [SECRET, URLS[0].1, URLS[1].1, PASSED];
+pub(crate) const HIDDEN: [&str; 7] = [
+    SECRET,
+    URLS[0].1,
+    URLS[1].1,
+    PASSED,
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "LISTEN_PID",
+];
+
+/// The descriptor that no other is passed in: those of systemd's sockets begin with 3.
+fn descriptor() -> i32 {
+    let sockets = env::var("LISTEN_FDS").ok();
+    3 + sockets
+        .and_then(|count| count.parse::<u16>().ok())
+        .map_or(0, i32::from)
+}
 
 fn received(name: &str) -> Option<&'static str> {
     let mut variables = RECEIVED.get().into_iter().flatten();
@@ -60,12 +75,12 @@ pub(crate) fn add_to(arguments: &mut Vec<OsString>) {
 
 /// Reads what [`hide`] has passed, if it has started this process.
 pub(crate) fn receive() -> anyhow::Result<()> {
-    if env::var_os(PASSED).is_none() {
+    let Some(descriptor) = env::var(PASSED).ok().and_then(|it| it.parse::<i32>().ok()) else {
         return Ok(());
-    }
-    let passed = fs::read_to_string(format!("/dev/fd/{DESCRIPTOR}"))
+    };
+    let passed = fs::read_to_string(format!("/dev/fd/{descriptor}"))
         .context("the credentials cannot be read")?;
-    nix::unistd::close(DESCRIPTOR)?;
+    nix::unistd::close(descriptor)?;
     let variables = passed.split_terminator('\0');
     let variables = variables.filter_map(|variable| variable.split_once('='));
     let owned = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -93,18 +108,19 @@ pub(crate) fn hide() -> anyhow::Result<()> {
     );
     let (reader, mut writer) = io::pipe()?;
     writer.write_all(passed.as_bytes())?;
+    let descriptor = descriptor();
     let mut arguments = env::args_os();
     let mut command = Command::new(env::current_exe()?);
     command
         .arg0(arguments.next().unwrap_or("receiver".into()))
         .args(arguments)
-        .env(PASSED, "1");
+        .env(PASSED, descriptor.to_string());
     for name in [SECRET, URLS[0].1, URLS[1].1] {
         command.env_remove(name);
     }
     command.fd_mappings(vec![FdMapping {
         parent_fd: OwnedFd::from(reader),
-        child_fd: DESCRIPTOR,
+        child_fd: descriptor,
     }])?;
     let error = command.exec();
     Err(error).context("the program cannot be started again without its credentials")

@@ -10,14 +10,15 @@ use std::time::Duration;
 use command_fds::{CommandFdExt, FdMapping};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::process::{ChildStderr, Command};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::process::Command;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 
 use crate::credentials;
 use crate::event::Failure;
+use crate::log;
 use crate::text::printable;
 
 /// The exit status of a command that gives the event up: `EX_DATAERR` of `sysexits.h`.
@@ -99,7 +100,11 @@ impl Exec {
         command
             .args(["-c", WATCHED, "sh", &self.0])
             .stdin(Stdio::piped())
-            .stdout(io::stderr()) // Standard output is reserved for lines of JSON.
+            // Standard output is reserved for lines of JSON. A log of JSON takes no other line.
+            .stdout(match log::is_json() {
+                true => Stdio::piped(),
+                false => io::stderr().into(),
+            })
             .stderr(Stdio::piped())
             .process_group(0)
             .fd_mappings(vec![FdMapping {
@@ -117,6 +122,10 @@ impl Exec {
             alive,
         };
         let mut stdin = child.stdin.take();
+        let mut out = child
+            .stdout
+            .take()
+            .map(|stdout| Log::new(stdout, key.clone()));
         let mut log = child.stderr.take().map(|stderr| Log::new(stderr, key));
 
         // The command may exit before it has read everything, so a broken pipe is no error.
@@ -130,9 +139,11 @@ impl Exec {
             pending::<io::Result<Infallible>>().await
         };
         let follow = async {
-            if let Some(log) = &mut log {
-                log.follow().await?;
-            }
+            let follow = async |log: &mut Option<Log>| match log {
+                Some(log) => log.follow().await,
+                None => Ok(()),
+            };
+            tokio::try_join!(follow(&mut log), follow(&mut out))?;
             pending::<io::Result<Infallible>>().await
         };
         let status = tokio::select! {
@@ -141,6 +152,9 @@ impl Exec {
             followed = follow => match followed? {},
         };
         group.ended();
+        if let Some(out) = out {
+            out.finish().await;
+        }
         let last = match log {
             Some(log) => log.finish().await,
             None => String::new(),
@@ -174,9 +188,9 @@ impl Drop for Group {
     }
 }
 
-/// The standard error of a command, which is logged line by line.
+/// An output of a command, which is logged line by line.
 struct Log {
-    stderr: ChildStderr,
+    output: Box<dyn AsyncRead + Send + Unpin>,
     line: Vec<u8>,
     /// The last line that was not empty.
     last: String,
@@ -186,9 +200,9 @@ struct Log {
 }
 
 impl Log {
-    fn new(stderr: ChildStderr, key: Option<String>) -> Self {
+    fn new(output: impl AsyncRead + Send + Unpin + 'static, key: Option<String>) -> Self {
         Self {
-            stderr,
+            output: Box::new(output),
             line: Vec::new(),
             last: String::new(),
             key,
@@ -238,7 +252,7 @@ impl Log {
             return Ok(None);
         }
         let mut chunk = vec![0; 4096];
-        let length = self.stderr.read(&mut chunk).await?;
+        let length = self.output.read(&mut chunk).await?;
         let mut lines = Vec::new();
         self.has_ended = length == 0;
         if self.has_ended {

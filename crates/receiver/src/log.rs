@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::io::{self, IsTerminal};
+use std::io::{self, IsTerminal, Write};
+use std::panic;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,14 +12,14 @@ use serde_json::json;
 use tracing::field::{Field, Visit};
 use tracing::span::{Id, Record};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FmtSpan, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Registry};
 
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum Format {
@@ -28,14 +29,52 @@ pub(crate) enum Format {
     Json,
 }
 
-pub(crate) fn init(format: Format) {
+/// Exports spans, beside the log.
+pub(crate) type Spans = Box<dyn Layer<Registry> + Send + Sync>;
+
+/// Has everything that is written to standard error a line of JSON from now on.
+pub(crate) fn use_json() {
+    let _ = FORMAT.set(Format::Json);
+    panic::set_hook(Box::new(|info| say_at(Level::ERROR, info)));
+}
+
+pub(crate) fn init(format: Format, spans: Option<Spans>) {
     let _ = FORMAT.set(format);
+    let filter = EnvFilter::builder()
+        .with_default_directive(LevelFilter::INFO.into())
+        .from_env_lossy();
+    let Some(spans) = spans else {
+        return init_alone(format, filter);
+    };
+    let log = tracing_subscriber::fmt::layer()
+        .with_span_events(FmtSpan::CLOSE)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .log_internal_errors(false);
+    let log = match format {
+        Format::Text => log
+            .map_event_format(Throttled::new)
+            .with_filter(filter)
+            .boxed(),
+        Format::Json => log
+            .json()
+            .with_span_list(false)
+            .map_event_format(Throttled::new)
+            .with_filter(filter)
+            .boxed(),
+    };
+    let ends = Ends.with_filter(Targets::new().with_target("tower_webhook", LevelFilter::INFO));
+    tracing_subscriber::registry()
+        .with(spans)
+        .with(log)
+        .with(ends)
+        .init();
+}
+
+/// Without other layers, what the log leaves out costs nothing.
+fn init_alone(format: Format, filter: EnvFilter) {
     let log = tracing_subscriber::fmt()
-        .with_env_filter(
-            EnvFilter::builder()
-                .with_default_directive(LevelFilter::INFO.into())
-                .from_env_lossy(),
-        )
+        .with_env_filter(filter)
         // Each delivery is a span, and the line at its end has all its fields.
         .with_span_events(FmtSpan::CLOSE)
         .with_ansi(io::stderr().is_terminal())
@@ -59,6 +98,10 @@ pub(crate) fn init(format: Format) {
 
 static FORMAT: OnceLock<Format> = OnceLock::new();
 
+pub(crate) fn is_json() -> bool {
+    matches!(FORMAT.get(), Some(Format::Json))
+}
+
 /// Says something to whoever has started the program, whatever `RUST_LOG` is.
 pub(crate) fn say(text: impl fmt::Display) {
     say_at(Level::INFO, text);
@@ -66,16 +109,17 @@ pub(crate) fn say(text: impl fmt::Display) {
 
 /// Says something as a line of JSON if the log has those, as a program that reads them takes no other line.
 pub(crate) fn say_at(level: Level, text: impl fmt::Display) {
-    match FORMAT.get() {
-        Some(Format::Json) => {
+    match is_json() {
+        true => {
             let mut now = String::new();
             // A clock that cannot be written leaves it empty.
             let _ = SystemTime.format_time(&mut Writer::new(&mut now));
             let fields = json!({"message": text.to_string()});
             let said = json!({"timestamp": now, "level": level.as_str(), "fields": fields, "target": "receiver"});
-            eprintln!("{said}");
+            // A closed standard error is nothing to panic about.
+            let _ = writeln!(io::stderr(), "{said}");
         }
-        _ => eprintln!("{text}"),
+        false => drop(writeln!(io::stderr(), "{text}")),
     }
 }
 

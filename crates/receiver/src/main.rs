@@ -20,6 +20,7 @@ mod connections;
 mod console;
 mod credentials;
 mod demo;
+mod doors;
 mod event;
 mod exec;
 mod forward;
@@ -32,11 +33,22 @@ mod inbox;
 mod json;
 mod kinds;
 mod learn;
+mod listen;
 mod log;
 mod notices;
+#[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(not(feature = "otlp"))]
+#[path = "no_otlp.rs"]
+mod otlp;
 mod output;
+mod place;
+mod probe;
 #[cfg(feature = "metrics")]
 mod process;
+mod ready;
+#[cfg(feature = "otlp")]
+mod recorder;
 mod refusals;
 mod reload;
 mod route;
@@ -47,6 +59,7 @@ mod senders;
 mod store;
 mod telemetry;
 mod text;
+mod url;
 mod verify;
 mod watched;
 
@@ -81,16 +94,24 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             if options.handling.exec.is_some() || options.listening.config.is_some() {
                 credentials::hide()?;
             }
-            log::init(options.monitoring.log_format);
+            let otlp = otlp::start(&options)?;
+            log::init(options.monitoring.log_format, otlp::spans(otlp.as_ref()));
             cli::warn_of_variables();
-            block_on(run::run(&options))
+            // Before other threads could read the variables, which are removed.
+            let lent = listen::lent()?;
+            let ended = block_on(run::run(&options, lent, otlp.as_ref()));
+            if let Some(otlp) = otlp {
+                otlp.shutdown();
+            }
+            ended
         }
         Command::Check(options) => {
-            log::init(options.monitoring.log_format);
+            log::init(options.monitoring.log_format, None);
             cli::warn_of_variables();
             block_on(check::check(&options))
         }
         Command::Send(options) => block_on(send::send(options)),
+        Command::Probe(options) => block_on(probe::probe(options)),
         Command::Senders(options) => senders::run(options),
         Command::Inbox(options) => {
             log::init_warnings();

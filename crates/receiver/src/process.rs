@@ -26,6 +26,7 @@ pub(crate) fn start() {
     gauge!(START).set(since.as_secs_f64());
     let features = [
         ("console", cfg!(feature = "console")),
+        ("otlp", cfg!(feature = "otlp")),
         ("postgres", cfg!(feature = "postgres")),
         ("public-keys", cfg!(feature = "public-keys")),
         ("redis", cfg!(feature = "redis")),

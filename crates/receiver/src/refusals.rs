@@ -20,11 +20,12 @@ pub(crate) struct Refusals {
 }
 
 impl Refusals {
-    pub(crate) fn new(listener: &'static str) -> Self {
-        Self {
+    /// `listener` is the name in the log and in metrics.
+    pub(crate) fn new(listener: &'static str) -> Arc<Self> {
+        Arc::new(Self {
             listener,
             counts: Mutex::default(),
-        }
+        })
     }
 
     /// Logs a refusal at once, or counts it if a line of its kind was logged just before.

@@ -11,10 +11,10 @@ use crate::cli::misused;
 use crate::config;
 use crate::kinds;
 use crate::learn;
+use crate::place::Place;
 use crate::reload::Files;
 use crate::secrets::secrets;
 use crate::senders::Which;
-use crate::store::Place;
 
 /// A path that one sender delivers to.
 pub(crate) struct Route {

@@ -2,15 +2,16 @@
 
 use std::env;
 use std::io;
+use std::net::TcpListener;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal as OsSignal;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
@@ -18,22 +19,33 @@ use crate::activity;
 use crate::app::{self, Built, Setup};
 use crate::args::Options;
 use crate::cli::misused;
-use crate::connections::{Connections, bind};
+use crate::connections::Connections;
 #[cfg(feature = "console")]
 use crate::console;
 use crate::demo;
+use crate::doors;
 use crate::handling::Handling;
+use crate::listen::Listeners;
 use crate::log::say;
+use crate::otlp::Otlp;
 use crate::output::Output;
+use crate::place::Place;
+use crate::ready::{self, Readiness};
+use crate::refusals::Refusals;
 use crate::reload::{Reload, watch};
 use crate::route::{Route, routes};
-use crate::store::{self, Place};
+use crate::store;
 use crate::telemetry::Telemetry;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
 
-pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
+/// `lent` are the sockets of systemd.
+pub(crate) async fn run(
+    args: &Options,
+    lent: Vec<TcpListener>,
+    otlp: Option<&Otlp>,
+) -> anyhow::Result<ExitCode> {
     // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
     // the process.
     drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
@@ -44,10 +56,11 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     let setup = Setup {
         args,
         output: &output,
-        telemetry: Telemetry::start(args).await?,
+        telemetry: Telemetry::start(args, otlp).await?,
     };
     let Built {
         app,
+        readiness,
         handling,
         routes,
         #[cfg(feature = "console")]
@@ -61,33 +74,48 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     let stop = Stop::new()?;
     let routes = Arc::new(routes);
     watch(Arc::clone(&routes))?;
-    let listener = bind(args.listening.listen, "--listen 127.0.0.1:3001")?;
-    let address = listener.local_addr()?;
+    let readiness = Arc::new(readiness);
+    let refusals = Refusals::new("webhooks");
+    let paths: Vec<_> = routes.iter().map(|(route, _)| route.path.clone()).collect();
+    let app = match otlp {
+        Some(otlp) => otlp.traced(app, paths.clone()),
+        None => app,
+    };
+    let app = doors::watch(ready::mount(app, &readiness), paths, Arc::clone(&refusals));
+    let listeners = Listeners::open(lent, args.listening.listen)?;
+    let addresses = listeners.addresses()?;
     let limits = connection_limits(args, routes.len())?;
     for (route, _) in &*routes {
-        say(format_args!("listening on http://{address}{}", route.path));
+        for address in &addresses {
+            say(format_args!("listening on http://{address}{}", route.path));
+        }
         announce(args, route, limits.max_connections);
+    }
+    if listeners.are_lent() {
+        tracing::info!(
+            "the sockets are systemd's, where connections wait while the receiver restarts"
+        );
     }
     warn(args, &routes);
     if args.secrets.demo {
         let program = env::args().next().unwrap_or("receiver".to_owned());
         let which = args.listening.which.options();
-        let url = format!("http://{address}{}", args.listening.path);
+        let url = format!("http://{}{}", addresses[0], args.listening.path);
         say(format_args!(
             "anybody knows the secret of `--demo`; send a first event with\n\n  \
              {program} send --url {url} --secret {}{which}\n",
             demo::SECRET
         ));
     }
-    serve(
-        listener,
-        Connections::new("webhooks", app, limits),
+    let serving = Serving {
+        connections: Connections::new(refusals, app, limits),
+        readiness,
         handling,
-        stop,
-        &output,
-        Duration::from_secs(args.handling.grace),
-    )
-    .await;
+        output,
+        drain_delay: Duration::from_secs(args.handling.drain_delay),
+        grace: Duration::from_secs(args.handling.grace),
+    };
+    serving.serve(listeners, stop).await;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -108,6 +136,11 @@ pub(crate) fn refuse_missing(args: &Options) {
             args.monitoring.metrics.is_some() && !cfg!(feature = "metrics"),
             "metrics",
             "metrics",
+        ),
+        (
+            args.monitoring.otlp.is_some() && !cfg!(feature = "otlp"),
+            "OTLP",
+            "otlp",
         ),
     ];
     for (is_missing, what, features) in missing {
@@ -167,46 +200,74 @@ fn announce(args: &Options, route: &Route, max_connections: usize) {
     );
 }
 
-/// Serves until a signal arrives, then waits for the running events.
-async fn serve(
-    listener: TcpListener,
+/// A receiver that is served.
+struct Serving {
     connections: Connections,
+    readiness: Arc<Readiness>,
     handling: Handling,
-    mut stop: Stop,
-    output: &Output,
+    output: Arc<Output>,
+    drain_delay: Duration,
     grace: Duration,
-) {
-    tokio::select! {
-        never = connections.accept(&listener) => match never {},
-        () = stop.requested() => {}
-    }
-    drop(listener);
+}
 
-    tracing::info!("stopping after the running events have finished");
-    let rest = handling.rest();
-    let cut = async {
-        tokio::select! {
-            () = sleep(grace) => "stopped at the deadline",
-            () = stop.requested() => "stopped at once",
+impl Serving {
+    /// Serves until a signal arrives, then waits for the running events.
+    async fn serve(self, listeners: Listeners, mut stop: Stop) {
+        let (connections, handling) = (&self.connections, &self.handling);
+        let are_lent = listeners.are_lent();
+        let listeners = listeners.into_each();
+        let accepting = listeners.map(|listener| connections.accept(listener, are_lent));
+        let (_, is_cut) = tokio::join!(join_all(accepting), self.leave(&mut stop));
+
+        tracing::info!("stopping after the running events have finished");
+        let rest = handling.rest();
+        let cut = async {
+            if is_cut {
+                return "stopped at once";
+            }
+            tokio::select! {
+                () = sleep(self.grace) => "stopped at the deadline",
+                () = stop.requested() => "stopped at once",
+            }
+        };
+        let cut = cut.shared();
+        // A worker begins nothing any more, while connections still store events.
+        let (closing, draining) = tokio::join!(
+            unless(cut.clone(), connections.shutdown()),
+            handling.drain(cut.clone()),
+        );
+        // Runs may have been detached meanwhile.
+        let detached = handling.drain(cut.clone()).await;
+        let mut cut_short = closing.or(draining).or(detached);
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        handling.flush(cut.clone()).await;
+        if cut_short.is_none() {
+            cut_short = unless(cut, self.output.flush()).await;
         }
-    };
-    let cut = cut.shared();
-    // A worker begins nothing any more, while connections still store events.
-    let (closing, draining) = tokio::join!(
-        unless(cut.clone(), connections.shutdown()),
-        handling.drain(cut.clone()),
-    );
-    // Runs may have been detached meanwhile.
-    let detached = handling.drain(cut.clone()).await;
-    let mut cut_short = closing.or(draining).or(detached);
-    #[cfg(all(feature = "postgres", feature = "sqlite"))]
-    handling.flush(cut.clone()).await;
-    if cut_short.is_none() {
-        cut_short = unless(cut, output.flush()).await;
+        match cut_short {
+            None => tracing::info!("stopped"),
+            Some(why) => tracing::warn!("{why}: {rest}"),
+        }
     }
-    match cut_short {
-        None => tracing::info!("stopped"),
-        Some(why) => tracing::warn!("{why}: {rest}"),
+
+    /// Waits for a signal and for the delay, and has no more connections accepted. Returns whether there was a second signal.
+    async fn leave(&self, stop: &mut Stop) -> bool {
+        stop.requested().await;
+        self.readiness.stop();
+        self.connections.leave();
+        let mut is_cut = false;
+        if !self.drain_delay.is_zero() {
+            tracing::info!(
+                drain_delay = ?self.drain_delay,
+                "stopping: `/readyz` is answered with 503, and deliveries are accepted until the delay is over"
+            );
+            tokio::select! {
+                () = sleep(self.drain_delay) => {}
+                () = stop.requested() => is_cut = true,
+            }
+        }
+        self.connections.close();
+        is_cut
     }
 }
 

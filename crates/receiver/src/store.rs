@@ -1,9 +1,10 @@
 //! The stores of `--store`, and the queues of `--inbox`.
 
-use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
 
+#[cfg(feature = "postgres")]
+use anyhow::Context;
 #[cfg(feature = "postgres")]
 use sqlx::Connection;
 #[cfg(feature = "postgres")]
@@ -20,185 +21,6 @@ use tower_webhook::redis::RedisStore;
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 #[cfg(feature = "postgres")]
 use tower_webhook::store::OpenError;
-
-#[derive(Clone)]
-pub(crate) enum Place {
-    Memory,
-    #[cfg(feature = "sqlite")]
-    Sqlite(PathBuf),
-    #[cfg(feature = "redis")]
-    Redis(String),
-    #[cfg(feature = "postgres")]
-    Postgres(Box<PgConnectOptions>),
-}
-
-impl Place {
-    /// Parses the value of `--store`. Errors do not repeat it, because it may contain a password.
-    pub(crate) fn parse(text: &str) -> Result<Self, String> {
-        match text.split_once(':') {
-            None if text == "memory" => Ok(Self::Memory),
-            Some(("sqlite", path)) => sqlite_at(path.strip_prefix("//").unwrap_or(path)),
-            Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => redis_at(text),
-            Some(("postgres" | "postgresql", _)) => postgres_at(text),
-            _ => Err(unknown(
-                text,
-                "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`",
-            )),
-        }
-    }
-
-    /// Parses the value of `--inbox`, in the same way.
-    pub(crate) fn parse_inbox(text: &str) -> Result<Self, String> {
-        let is_durable = |scheme| matches!(scheme, "sqlite" | "postgres" | "postgresql");
-        match text.split_once(':') {
-            Some((scheme, _)) if is_durable(scheme) => Self::parse(text),
-            _ => Err(unknown(
-                text,
-                "an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`",
-            )),
-        }
-    }
-
-    pub(crate) fn is_server(&self) -> bool {
-        match self {
-            Self::Memory => false,
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite(_) => false,
-            #[cfg(any(feature = "redis", feature = "postgres"))]
-            _ => true,
-        }
-    }
-
-    /// Two places with the same text are one database.
-    pub(crate) fn identity(&self) -> String {
-        match self {
-            Self::Memory => "memory".to_owned(),
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite(path) => {
-                // The file may not exist yet, unlike its directory.
-                let directory = match path.parent() {
-                    Some(directory) if !directory.as_os_str().is_empty() => {
-                        directory.canonicalize()
-                    }
-                    _ => std::env::current_dir(),
-                };
-                let beside = path.file_name().zip(directory.ok());
-                let path = match path.canonicalize() {
-                    Ok(path) => path,
-                    Err(_) => beside.map_or(path.clone(), |(name, at)| at.join(name)),
-                };
-                path.display().to_string()
-            }
-            #[cfg(feature = "redis")]
-            Self::Redis(url) => url.clone(),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(it) => {
-                let (host, port) = (it.get_host(), it.get_port());
-                let database = it.get_database().unwrap_or(it.get_username());
-                format!(
-                    "{host}:{port}/{database} {:?} {:?}",
-                    it.get_socket(),
-                    it.get_options()
-                )
-            }
-        }
-    }
-}
-
-/// Names the scheme that came, unless it may be a user, as in `user:password@host`, or has what no scheme has, as the
-/// keywords of a connection.
-fn unknown(text: &str, expected: &str) -> String {
-    let is_scheme = |scheme: &str| {
-        let mut bytes = scheme.bytes();
-        bytes.all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
-    };
-    match text.split_once(':') {
-        Some((scheme, _)) if is_scheme(scheme) && (!text.contains('@') || text.contains("://")) => {
-            format!("`{scheme}:` is none: {expected}")
-        }
-        _ => expected.to_owned(),
-    }
-}
-
-/// The name in the log, without a user or a password.
-impl fmt::Display for Place {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Memory => f.write_str("memory"),
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite(path) => write!(f, "the SQLite file `{}`", path.display()),
-            #[cfg(feature = "redis")]
-            Self::Redis(url) => match redis::Client::open(url.as_str()) {
-                Ok(client) => write!(f, "Redis at {}", client.get_connection_info().addr()),
-                Err(_) => f.write_str("Redis"),
-            },
-            #[cfg(feature = "postgres")]
-            Self::Postgres(options) => {
-                write!(
-                    f,
-                    "PostgreSQL at {}:{}",
-                    options.get_host(),
-                    options.get_port()
-                )?;
-                match options.get_database() {
-                    Some(database) => write!(f, ", database `{database}`"),
-                    None => Ok(()),
-                }
-            }
-        }
-    }
-}
-
-#[cfg(feature = "sqlite")]
-fn sqlite_at(path: &str) -> Result<Place, String> {
-    match path {
-        "" => Err("the store needs a file, such as `sqlite:webhooks.db`".to_owned()),
-        ":memory:" => Err("the in-memory store is called `memory`".to_owned()),
-        _ => Ok(Place::Sqlite(path.into())),
-    }
-}
-
-#[cfg(feature = "redis")]
-fn redis_at(url: &str) -> Result<Place, String> {
-    match redis::Client::open(url) {
-        Ok(_) => Ok(Place::Redis(url.to_owned())),
-        // The crate has no kind for this error, only its text.
-        Err(error) if error.to_string().contains("TLS") => Err(rebuilt(
-            "TLS to a store",
-            "redis,redis/tokio-rustls-comp,rustls/ring",
-        )),
-        Err(error) => Err(format!(
-            "the store's URL is invalid: {error}; use one such as \
-             `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
-        )),
-    }
-}
-
-#[cfg(feature = "postgres")]
-fn postgres_at(url: &str) -> Result<Place, String> {
-    match url.parse::<PgConnectOptions>() {
-        Ok(options) => Ok(Place::Postgres(Box::new(options))),
-        Err(error) => Err(format!(
-            "the store's URL is invalid: {error}; use one such as \
-             `postgres://USER@HOST/DATABASE`, and percent-encode special characters in a password"
-        )),
-    }
-}
-
-#[cfg(not(feature = "sqlite"))]
-fn sqlite_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "sqlite"))
-}
-
-#[cfg(not(feature = "redis"))]
-fn redis_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "redis"))
-}
-
-#[cfg(not(feature = "postgres"))]
-fn postgres_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "postgres"))
-}
 
 /// Says how to run this program with other features.
 pub(crate) fn rebuilt(without: &str, features: &str) -> String {
@@ -320,13 +142,11 @@ async fn open_postgres<T>(
     }
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
-    let opened = async {
-        // Without the pool first: it retries, and then does not report the reason.
-        let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
-        within(CONNECTING, connect).await?;
-        within(MIGRATING, async { Ok(open(pool(*options)).await?) }).await
-    };
-    opened.await.map_err(|error| {
+    let database = options.get_database().unwrap_or(options.get_username());
+    let database = format!("the database `{database}` at {address} cannot be used");
+    // Without the pool first: it retries, and then does not report the reason.
+    let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
+    within(CONNECTING, connect).await.map_err(|error| {
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
             rebuilt(
@@ -340,34 +160,8 @@ async fn open_postgres<T>(
             )
         };
         error.context(advice)
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// For any set of features.
-    #[test]
-    fn store_that_is_not_built_in_is_explained() {
-        let stores = [
-            ("sqlite", cfg!(feature = "sqlite"), "sqlite:webhooks.db"),
-            ("redis", cfg!(feature = "redis"), "redis://:hush@localhost"),
-            (
-                "postgres",
-                cfg!(feature = "postgres"),
-                "postgres://user:hush@localhost/database",
-            ),
-        ];
-        for (feature, is_built_in, text) in stores {
-            let error = Place::parse(text).err();
-            assert_eq!(error.is_none(), is_built_in, "{text}: {error:?}");
-            if let Some(error) = error {
-                let command =
-                    format!("`cargo run -p tower-webhook-receiver --features {feature} -- …`");
-                assert!(error.contains(&command), "{error}");
-                assert!(!error.contains("hush"), "{error}");
-            }
-        }
-    }
+    })?;
+    // What does not fit of its settings says what to change.
+    let opened = within(MIGRATING, async { Ok(open(pool(*options)).await?) }).await;
+    opened.with_context(|| database)
 }

@@ -14,6 +14,10 @@ use tower_webhook_console::Console;
 
 use crate::args::Options;
 use crate::notices::Notices;
+use crate::otlp::Otlp;
+
+#[cfg(feature = "otlp")]
+pub(crate) use self::metrics::buckets;
 
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
@@ -30,7 +34,7 @@ pub(crate) struct Telemetry {
 
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
-    pub(crate) async fn start(args: &Options) -> anyhow::Result<Self> {
+    pub(crate) async fn start(args: &Options, otlp: Option<&Otlp>) -> anyhow::Result<Self> {
         let silence = args
             .monitoring
             .expect
@@ -47,13 +51,9 @@ impl Telemetry {
         #[cfg(feature = "console")]
         let shown = silence.clone();
         #[cfg(feature = "metrics")]
-        let server = match args.monitoring.metrics {
-            Some(address) => Some(
-                metrics::Server::start(address, &args.monitoring.metrics_host, &budget, &silence)
-                    .await?,
-            ),
-            None => None,
-        };
+        let server = metrics::Server::start(args, otlp, &budget, &silence).await?;
+        #[cfg(not(feature = "metrics"))]
+        let _ = otlp;
         #[cfg(feature = "metrics")]
         let observer = {
             let metrics = server
@@ -144,12 +144,18 @@ mod metrics {
     use axum::middleware::{self, Next};
     use axum::response::{IntoResponse, Response};
     use axum::routing::get;
-    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+    use metrics_exporter_prometheus::{
+        Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder,
+    };
     use tokio::time::{sleep, timeout};
     use tower_webhook::telemetry::{FailureBudget, Silence};
 
     use crate::activity::Limits;
-    use crate::connections::{Connections, bind};
+    use crate::args::Options;
+    use crate::connections::Connections;
+    use crate::listen::bind;
+    use crate::otlp::Otlp;
+    use crate::refusals::Refusals;
     use crate::{host, process};
 
     /// The server of `/metrics`.
@@ -165,6 +171,9 @@ mod metrics {
         10.0, 30.0,
     ];
 
+    /// The name of the delays.
+    const DELAY: &str = "webhook_start_delay_seconds";
+
     /// Those of delays, which grow to days while a handler is down.
     const DELAYS: [f64; 17] = [
         0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1_800.0, 3_600.0,
@@ -174,23 +183,40 @@ mod metrics {
     /// The time limit of what is recorded before a scrape, each.
     const LIMIT: Duration = Duration::from_secs(5);
 
+    /// Has metrics recorded, and returns where those for Prometheus are.
+    fn install(is_served: bool, otlp: Option<&Otlp>) -> anyhow::Result<Option<PrometheusHandle>> {
+        let builder = PrometheusBuilder::new()
+            .set_buckets(&SECONDS)?
+            .set_buckets_for_metric(Matcher::Full(DELAY.to_owned()), &DELAYS)?;
+        let prometheus = is_served.then(|| builder.build_recorder());
+        let handle = prometheus.as_ref().map(PrometheusRecorder::handle);
+        #[cfg(feature = "otlp")]
+        if let Some(otlp) = otlp {
+            let both = crate::recorder::Both::new(otlp.meter(), prometheus);
+            ::metrics::set_global_recorder(both).context("metrics cannot be recorded")?;
+            return Ok(handle);
+        }
+        #[cfg(not(feature = "otlp"))]
+        let _ = otlp;
+        if let Some(prometheus) = prometheus {
+            ::metrics::set_global_recorder(prometheus).context("metrics cannot be recorded")?;
+        }
+        Ok(handle)
+    }
+
     impl Server {
+        /// Has metrics recorded, and serves them, if that is asked for.
         pub(crate) async fn start(
-            address: SocketAddr,
-            names: &[String],
+            args: &Options,
+            otlp: Option<&Otlp>,
             budget: &FailureBudget,
             silence: &Silence,
-        ) -> anyhow::Result<Self> {
-            let delays = Matcher::Full("webhook_start_delay_seconds".to_owned());
-            let prometheus = PrometheusBuilder::new()
-                .set_buckets(&SECONDS)?
-                .set_buckets_for_metric(delays, &DELAYS)?
-                .install_recorder()
-                .context("metrics cannot be recorded")?;
-            let listener = bind(address, "--metrics 127.0.0.1:9465")?;
-            let at = listener.local_addr()?;
-            crate::log::say(format_args!("metrics on http://{at}/metrics"));
-
+        ) -> anyhow::Result<Option<Self>> {
+            let address = args.monitoring.metrics;
+            if address.is_none() && otlp.is_none() {
+                return Ok(None);
+            }
+            let prometheus = install(address.is_some(), otlp)?;
             let this = Self {
                 sources: Arc::default(),
             };
@@ -201,21 +227,39 @@ mod metrics {
                 process::record();
                 std::future::ready(())
             });
-            tokio::spawn(upkeep(prometheus.clone()));
             process::start();
             describe_counter!(
                 "receiver_refusals_total",
                 "Connections and requests that were refused before they were deliveries."
             );
-            let sources = Arc::clone(&this.sources);
+            if otlp.is_some() {
+                tokio::spawn(record_often(Arc::clone(&this.sources)));
+            }
+            if let (Some(address), Some(prometheus)) = (address, prometheus) {
+                this.serve(address, prometheus, &args.monitoring.metrics_host)?;
+            }
+            Ok(Some(this))
+        }
+
+        fn serve(
+            &self,
+            address: SocketAddr,
+            prometheus: PrometheusHandle,
+            names: &[String],
+        ) -> anyhow::Result<()> {
+            let listener = bind(address, "--metrics 127.0.0.1:9465")?;
+            let at = listener.local_addr()?;
+            crate::log::say(format_args!("metrics on http://{at}/metrics"));
+            tokio::spawn(upkeep(prometheus.clone()));
+            let sources = Arc::clone(&self.sources);
             let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
             let names = Arc::from(names);
             let app = Router::new()
                 .route("/metrics", get(scrape))
                 .layer(middleware::from_fn_with_state(names, known_host));
-            let connections = Connections::new("metrics", app, Limits::FEW);
-            tokio::spawn(async move { connections.accept(&listener).await });
-            Ok(this)
+            let connections = Connections::new(Refusals::new("metrics"), app, Limits::FEW);
+            tokio::spawn(async move { connections.accept(listener, false).await });
+            Ok(())
         }
 
         pub(crate) fn before_scrapes<F>(&self, record: impl Fn() -> F + Send + Sync + 'static)
@@ -247,14 +291,36 @@ mod metrics {
         sources: Arc<Mutex<Vec<Source>>>,
         prometheus: PrometheusHandle,
     ) -> ([(axum::http::HeaderName, &'static str); 1], String) {
-        let recording: Vec<_> = lock(&sources).iter().map(|record| record()).collect();
+        record(&sources).await;
+        let text = "text/plain; version=0.0.4; charset=utf-8";
+        ([(CONTENT_TYPE, text)], prometheus.render())
+    }
+
+    async fn record(sources: &Mutex<Vec<Source>>) {
+        let recording: Vec<_> = lock(sources).iter().map(|record| record()).collect();
         for record in recording {
             if timeout(LIMIT, record).await.is_err() {
                 tracing::warn!("some metrics were not recorded within {LIMIT:?}");
             }
         }
-        let text = "text/plain; version=0.0.4; charset=utf-8";
-        ([(CONTENT_TYPE, text)], prometheus.render())
+    }
+
+    /// Nothing says when an export comes.
+    async fn record_often(sources: Arc<Mutex<Vec<Source>>>) {
+        const EVERY: Duration = Duration::from_secs(10);
+        loop {
+            record(&sources).await;
+            sleep(EVERY).await;
+        }
+    }
+
+    /// The buckets of a histogram.
+    #[cfg(feature = "otlp")]
+    pub(crate) fn buckets(name: &str) -> &'static [f64] {
+        match name {
+            DELAY => &DELAYS,
+            _ => &SECONDS,
+        }
     }
 
     /// Keeps memory bounded while nothing scrapes.

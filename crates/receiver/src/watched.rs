@@ -15,15 +15,18 @@ use hyper::service::Service;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tower_webhook::Decision;
 
 use crate::activity::{Activity, Exchange, Phase};
+use crate::connections::Stage;
 
 /// The application, as one connection uses it.
 pub(crate) struct Watched {
     pub(crate) app: TowerToHyperService<Router>,
     pub(crate) activity: Arc<Activity>,
+    pub(crate) stage: watch::Receiver<Stage>,
 }
 
 impl Service<Request<Incoming>> for Watched {
@@ -43,9 +46,10 @@ impl Service<Request<Incoming>> for Watched {
             length: 0,
             activity: Arc::clone(&self.activity),
         }));
+        let stage = self.stage.clone();
         Box::pin(async move {
             let mut response = response.await?;
-            if is_last {
+            if is_last || *stage.borrow() != Stage::Serving {
                 let close = HeaderValue::from_static("close");
                 response.headers_mut().insert(CONNECTION, close);
             }
@@ -156,7 +160,7 @@ impl AsyncRead for Stream {
         let before = buffer.filled().len();
         let result = Pin::new(&mut self.tcp).poll_read(cx, buffer);
         if buffer.filled().len() > before {
-            self.activity.read();
+            self.activity.read(&buffer.filled()[before..]);
         }
         result
     }

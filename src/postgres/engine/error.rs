@@ -28,7 +28,9 @@ pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
         ),
         Some("25006") => (
             ErrorKind::Unsuitable,
-            "the PostgreSQL server takes no writes: connect to the primary".to_owned(),
+            "the PostgreSQL server takes no writes: connect to the primary, or set the user's \
+             `default_transaction_read_only` to `off`"
+                .to_owned(),
         ),
         // As where a table is replicated whose rows have no identity, which the server's own message names.
         Some("55000") => (

@@ -24,7 +24,7 @@ use self::change::{Action, cancel, change, go_on};
 use self::forget::forget;
 use crate::cli::misused;
 use crate::kinds;
-use crate::store::Place;
+use crate::place::Place;
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
     let Options { inbox, command } = options;

@@ -1,0 +1,204 @@
+//! Connection strings, as other tools write them. What they say and the receiver cannot do is refused by its name, and no
+//! error shows a value, which may be a password.
+
+/// The parameters that decide how the receiver connects to PostgreSQL.
+#[cfg(feature = "postgres")]
+const TAKEN: [&str; 18] = [
+    "application_name",
+    "dbname",
+    "host",
+    "hostaddr",
+    "options",
+    "password",
+    "port",
+    "ssl-ca",
+    "ssl-cert",
+    "ssl-key",
+    "ssl-mode",
+    "ssl-root-cert",
+    "sslcert",
+    "sslkey",
+    "sslmode",
+    "sslrootcert",
+    "statement-cache-capacity",
+    "user",
+];
+
+/// Those that change nothing here: with these values, or without any here with each.
+#[cfg(feature = "postgres")]
+const LEFT_OUT: [(&str, &[&str]); 15] = [
+    ("channel_binding", &["disable", "prefer"]),
+    ("client_encoding", &["UTF8", "auto", "utf8"]),
+    ("connect_timeout", &[]),
+    ("currentSchema", &["public"]),
+    ("fallback_application_name", &[]),
+    ("gssencmode", &["disable", "prefer"]),
+    ("keepalives", &[]),
+    ("keepalives_count", &[]),
+    ("keepalives_idle", &[]),
+    ("keepalives_interval", &[]),
+    ("pgbouncer", &[]),
+    ("schema", &["public"]),
+    ("sslsni", &[]),
+    ("target_session_attrs", &["any", "primary", "read-write"]),
+    ("tcp_user_timeout", &[]),
+];
+
+/// The names and values of parameters, as they are written.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub(crate) fn pairs(parameters: &str) -> impl Iterator<Item = (&str, &str)> {
+    let parts = parameters.split('&').filter(|part| !part.is_empty());
+    parts.map(|part| part.split_once('=').unwrap_or((part, "")))
+}
+
+/// The error for a parameter.
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub(crate) fn unknown(name: &str, example: &str) -> String {
+    let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    let name = match name.len() <= 40 && name.bytes().all(is_name) {
+        true => format!("`{name}`"),
+        false => "a parameter".to_owned(),
+    };
+    format!(
+        "{name} behind the `?` of the store's URL is nothing that the receiver can do: remove it, as in `{example}`"
+    )
+}
+
+/// The parts of a URL behind its scheme.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+struct Parts<'a> {
+    authority: &'a str,
+    path: &'a str,
+    parameters: &'a str,
+}
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+impl<'a> Parts<'a> {
+    /// Splits a URL as all programs do, and refuses one with several hosts.
+    fn of(url: &'a str, example: &str) -> Result<Self, String> {
+        let Some((_, rest)) = url.split_once("://") else {
+            return Err(format!(
+                "the store's URL lacks `//`: use one such as `{example}`"
+            ));
+        };
+        let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+        let (authority, rest) = rest.split_at(end);
+        if rest.contains('#') || rest.contains('@') && !authority.contains('@') {
+            return Err(format!(
+                "the store's URL has a `/`, `?` or `#` in its password, where these have a meaning: percent-encode them \
+                 (`%2F`, `%3F`, `%23`), as in `{example}`"
+            ));
+        }
+        let hosts = authority.rsplit('@').next().unwrap_or_default();
+        if hosts.contains(',') {
+            return Err(several_hosts());
+        }
+        let (path, parameters) = rest.split_once('?').unwrap_or((rest, ""));
+        Ok(Self {
+            authority,
+            path,
+            parameters,
+        })
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+fn several_hosts() -> String {
+    "the store's URL names several hosts, and the receiver connects to one: name the primary, or an address that always \
+     leads to it, such as that of a proxy"
+        .to_owned()
+}
+
+/// A URL that the driver of PostgreSQL understands as a whole: it logs the parameters that it does not, with their values.
+#[cfg(feature = "postgres")]
+pub(crate) fn postgres(url: &str) -> Result<String, String> {
+    const EXAMPLE: &str = "postgres://USER:PASSWORD@HOST:5432/DATABASE";
+    let parts = Parts::of(url, EXAMPLE)?;
+    let mut taken = Vec::new();
+    for (name, value) in pairs(parts.parameters) {
+        if ["host", "hostaddr", "port"].contains(&name)
+            && (value.contains(',') || value.contains("%2C"))
+        {
+            return Err(several_hosts());
+        }
+        let left_out = LEFT_OUT.iter().find(|(known, _)| *known == name);
+        match left_out {
+            Some((_, values)) if values.is_empty() || values.contains(&value) => {}
+            Some((name, values)) => {
+                return Err(format!(
+                    "the receiver can do `{name}` of the store's URL only as `{}`: remove it, or set it so",
+                    values.join("` or `")
+                ));
+            }
+            None if TAKEN.contains(&name) || name.starts_with("options[") => {
+                taken.push(format!("{name}={value}"));
+            }
+            None => return Err(unknown(name, EXAMPLE)),
+        }
+    }
+    let (authority, path) = (parts.authority, parts.path);
+    Ok(format!("postgres://{authority}{path}?{}", taken.join("&")))
+}
+
+/// A URL for Redis.
+#[cfg(feature = "redis")]
+pub(crate) fn redis(url: &str) -> Result<String, String> {
+    const EXAMPLE: &str = "redis://USER:PASSWORD@HOST:6379/0";
+    let parts = Parts::of(url, EXAMPLE)?;
+    let scheme = url.split(':').next().unwrap_or_default().to_lowercase();
+    let (mut path, mut taken) = (parts.path.to_owned(), String::new());
+    for (name, value) in pairs(parts.parameters) {
+        match name {
+            // As Python writes it.
+            "db" if path.trim_matches('/').is_empty() => path = format!("/{value}"),
+            "protocol" => taken = format!("?protocol={value}"),
+            _ => return Err(unknown(name, EXAMPLE)),
+        }
+    }
+    Ok(format!("{scheme}://{}{path}{taken}", parts.authority))
+}
+
+/// The URL of what libpq calls keywords and values, as in `host=localhost dbname=webhooks`. `None` if the text has none.
+pub(crate) fn of_keywords(text: &str) -> Option<Result<String, String>> {
+    const KEYWORDS: [&str; 6] = ["dbname", "host", "hostaddr", "password", "port", "user"];
+    let (first, _) = text.split_once('=')?;
+    if !KEYWORDS.contains(&first.trim()) {
+        return None;
+    }
+    let mut parameters = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let Some((name, behind)) = rest.split_once('=') else {
+            return Some(Err(
+                "a keyword of the store's connection string has no value: write `host=HOST dbname=DATABASE user=USER`"
+                    .to_owned(),
+            ));
+        };
+        let (value, behind) = value(behind.trim_start());
+        let escaped: String = value.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        // What is compared with known values stays as it is.
+        let is_word = value
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.,".contains(&byte));
+        let value = if is_word { value } else { escaped };
+        parameters.push(format!("{}={value}", name.trim()));
+        rest = behind.trim_start();
+    }
+    Some(Ok(format!("postgres://?{}", parameters.join("&"))))
+}
+
+/// A value of libpq, which may be in quotes, and what follows it.
+fn value(text: &str) -> (String, &str) {
+    let mut value = String::new();
+    let is_quoted = text.starts_with('\'');
+    let mut chars = text.char_indices().skip(usize::from(is_quoted));
+    while let Some((at, char)) = chars.next() {
+        match char {
+            '\\' => value.extend(chars.next().map(|(_, char)| char)),
+            '\'' if is_quoted => return (value, &text[at + 1..]),
+            char if char.is_whitespace() && !is_quoted => return (value, &text[at..]),
+            char => value.push(char),
+        }
+    }
+    (value, "")
+}
