@@ -10,7 +10,7 @@ use super::config::Config;
 use super::headers::declared_length;
 use super::refusal::Refusal;
 use crate::error::Panic;
-use crate::sender::{Reply, SignatureError};
+use crate::sender::{Handshake, Reply, SignatureError};
 
 /// Keeps a secret, and returns whether it did.
 #[derive(Clone)]
@@ -36,7 +36,7 @@ const LONGEST: u64 = 4096;
 pub(super) fn may_be_in_body(parts: &Parts, config: &Config) -> bool {
     let handshake = config.sender.described().handshake();
     let length = || declared_length(&parts.headers).ok().flatten();
-    handshake.is_some_and(|it| it.is_in_body())
+    handshake.is_some_and(Handshake::is_in_body)
         && length().is_some_and(|it| (1..=LONGEST).contains(&it))
 }
 

@@ -51,7 +51,7 @@ fn asana(secret: &str) -> Request<Full<Bytes>> {
 }
 
 fn notion(body: &str) -> Request<Full<Bytes>> {
-    post(body.to_owned()).with("content-length", &body.len().to_string())
+    post(body.to_owned()).with("content-length", body.len().to_string())
 }
 
 fn token(value: &str) -> String {
@@ -128,7 +128,7 @@ async fn what_brings_no_clear_secret_is_refused() {
         .await
         .assert_problem(405, "method-not-allowed");
     // With a signature, it is a delivery.
-    let signed = asana("a").with("x-hook-signature", &"0".repeat(64));
+    let signed = asana("a").with("x-hook-signature", "0".repeat(64));
     asked
         .asked(signed)
         .await
