@@ -102,6 +102,29 @@ pub(crate) fn hide() -> anyhow::Result<()> {
     if passed.is_empty() {
         return Ok(());
     }
+    let mut arguments = env::args_os();
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg0(arguments.next().unwrap_or("receiver".into()))
+        .args(arguments);
+    pass(&mut command, &passed)?;
+    let error = command.exec();
+    Err(error).context("the program cannot be started again without its credentials")
+}
+
+/// Passes on to a child what was passed to this process.
+pub(crate) fn pass_on(command: &mut Command) -> anyhow::Result<()> {
+    let received = RECEIVED.get().into_iter().flatten();
+    let passed: String = received
+        .map(|(name, value)| format!("{name}={value}\0"))
+        .collect();
+    match passed.as_str() {
+        "" => Ok(()),
+        passed => pass(command, passed),
+    }
+}
+
+fn pass(command: &mut Command, passed: &str) -> anyhow::Result<()> {
     ensure!(
         passed.len() <= MOST,
         "the credentials in the environment have more than {MOST} bytes: pass the secret with `--secret-file`"
@@ -109,12 +132,7 @@ pub(crate) fn hide() -> anyhow::Result<()> {
     let (reader, mut writer) = io::pipe()?;
     writer.write_all(passed.as_bytes())?;
     let descriptor = descriptor();
-    let mut arguments = env::args_os();
-    let mut command = Command::new(env::current_exe()?);
-    command
-        .arg0(arguments.next().unwrap_or("receiver".into()))
-        .args(arguments)
-        .env(PASSED, descriptor.to_string());
+    command.env(PASSED, descriptor.to_string());
     for name in [SECRET, URLS[0].1, URLS[1].1] {
         command.env_remove(name);
     }
@@ -122,6 +140,5 @@ pub(crate) fn hide() -> anyhow::Result<()> {
         parent_fd: OwnedFd::from(reader),
         child_fd: descriptor,
     }])?;
-    let error = command.exec();
-    Err(error).context("the program cannot be started again without its credentials")
+    Ok(())
 }

@@ -30,6 +30,7 @@ mod host;
 // Without a queue, it can only say that there is none.
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
 mod inbox;
+mod init;
 mod json;
 mod kinds;
 mod learn;
@@ -93,6 +94,9 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             // Of a file, any route may have a command.
             if options.handling.exec.is_some() || options.listening.config.is_some() {
                 credentials::hide()?;
+            }
+            if init::is_needed(&options) {
+                return init::run();
             }
             let otlp = otlp::start(&options)?;
             log::init(options.monitoring.log_format, otlp::spans(otlp.as_ref()));

@@ -163,12 +163,6 @@ fn warn(args: &Options, routes: &[(Route, Reload)]) {
         );
     }
     let any = |is_so: fn(&Route) -> bool| routes.iter().any(|(route, _)| is_so(route));
-    if any(|route| route.exec.is_some()) && std::process::id() == 1 {
-        tracing::warn!(
-            "this process is the first one of its container, where each `--exec` leaves an ended process behind: start \
-             the container with an init process, such as `docker run --init`"
-        );
-    }
     if any(|route| matches!(route.place, Place::Memory)) && !args.secrets.demo {
         tracing::warn!(
             "keys are kept in memory: after a restart, an event that the platform retries is handled \
