@@ -164,6 +164,8 @@ struct Content {
     item: Option<Box<Item>>,
     /// What its route sets for handlers that make attempts of their own. Only these know more of it.
     lent: Option<Arc<dyn Any + Send + Sync>>,
+    /// Its body may be a form, which a handler of all types gets as it was signed.
+    is_form: bool,
 }
 
 /// The place of an event in a batch: a delivery that has several events.
@@ -318,6 +320,7 @@ impl RawDelivery {
             noted: None,
             item: None,
             lent: None,
+            is_form: false,
         };
         Self {
             content: Arc::new(content),
@@ -396,6 +399,19 @@ impl RawDelivery {
     /// Whether its verifier has an answer of its own for a success.
     pub(crate) fn has_own_success(&self) -> bool {
         (self.content.noted.as_ref()).is_some_and(|it| it.has_success)
+    }
+
+    /// Says that its sender sends forms.
+    pub(crate) fn allow_form(&mut self) {
+        Arc::make_mut(&mut self.content).is_form = true;
+    }
+
+    /// An error if its body is none that its sender sends: a JSON object, or a form.
+    pub(crate) fn check_body(&self) -> Result<(), DecodeError> {
+        match self.content.is_form {
+            true => Ok(()),
+            false => self.json().map(drop),
+        }
     }
 
     /// Lends what its route sets to the handler.

@@ -217,7 +217,8 @@ impl EventRouter {
 
     /// Handles the events of all kinds without a handler.
     ///
-    /// The body is known to be a JSON object in UTF-8, and is not decoded further:
+    /// The body is known to be a JSON object in UTF-8, and is not decoded further. Of a sender of forms, it may be a form:
+    /// [`Sender::form_as_json`](crate::Sender::form_as_json) reads it.
     ///
     /// ```
     /// # use tower_webhook::{EventRouter, RawDelivery};
@@ -235,7 +236,7 @@ impl EventRouter {
         let route: Route = Arc::new(move |delivery, undecodable| {
             let handler = Arc::clone(&handler);
             Box::pin(async move {
-                match delivery.json().map(drop) {
+                match delivery.check_body() {
                     Ok(()) => handler(delivery).await.into(),
                     Err(error) => give_up(undecodable, delivery, error).await,
                 }

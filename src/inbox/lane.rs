@@ -46,6 +46,15 @@ impl LaneOf {
         }
     }
 
+    /// Whether bodies may be forms.
+    pub(crate) fn sends_forms(&self) -> bool {
+        match self {
+            Self::Platform => false,
+            Self::Sender(sender) => sender.sends_forms(),
+            Self::Application { sends_forms, .. } => *sends_forms,
+        }
+    }
+
     /// Returns the id of the event's chat as it is [stored](stored_chat), if there is one, or why the body is no JSON object.
     pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
         let chat = self.whole_chat(delivery)?;

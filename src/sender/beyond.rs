@@ -5,11 +5,12 @@ use std::time::SystemTime;
 use base16ct::lower;
 use sha2::{Digest, Sha256};
 
+use super::challenge::is_empty;
 use super::error::SignatureError;
 use super::query::Query;
 use super::rare::{Elsewhere, Rare};
 use super::scheme::{Claim, Elements, Head, Scheme};
-use super::tag::Tag;
+use super::tag::{MOST_TAGS, Tag};
 
 /// The most lists of elements, each of which hashes the body again: those of two secrets.
 const MOST_LISTS: usize = 2;
@@ -29,7 +30,7 @@ impl Scheme {
     pub(crate) fn parameter(&self) -> Option<&str> {
         self.elsewhere().find_map(|it| match it {
             Elsewhere::Query(name) => Some(name.as_str()),
-            Elsewhere::Body(_) => None,
+            Elsewhere::Body(_) | Elsewhere::Each { .. } => None,
         })
     }
 
@@ -46,24 +47,37 @@ impl Scheme {
     /// Whether a token stands in the body.
     #[inline]
     pub(crate) fn has_token_in_body(&self) -> bool {
-        self.rare.is_some() && self.elsewhere().any(|it| matches!(it, Elsewhere::Body(_)))
+        self.rare.is_some()
+            && self
+                .elsewhere()
+                .any(|it| !matches!(it, Elsewhere::Query(_)))
     }
 
     pub(super) fn elsewhere(&self) -> impl Iterator<Item = &Elsewhere> {
         self.rare.iter().flat_map(|it| &it.elsewhere)
     }
 
-    /// Reads a tag that stands in the body, as JSON, if there is one.
-    pub(crate) fn token_in(&self, body: &[u8]) -> Result<Option<Tag>, SignatureError> {
-        let mut found = None;
+    /// Reads what stands in the body, as JSON: all of these tags must be right.
+    pub(crate) fn tokens_in(&self, body: &[u8]) -> Result<Vec<Tag>, SignatureError> {
+        let mut found = Vec::new();
         for place in self.elsewhere() {
-            let Elsewhere::Body(pointers) = place else {
-                continue;
-            };
             // Not JSON, or no text: nothing was proved.
-            let text = pointers.find(body).map_err(|_| SignatureError::Malformed)?;
-            let Some(text) = text else { continue };
-            found = Some(self.tag_of(text.as_bytes())?);
+            match place {
+                Elsewhere::Query(_) => {}
+                Elsewhere::Body(pointers) => {
+                    let text = pointers.find(body).map_err(|_| SignatureError::Malformed)?;
+                    if let Some(text) = text {
+                        found = vec![self.tag_of(text.as_bytes())?];
+                    }
+                }
+                // An element without it would be an event that nobody sent.
+                Elsewhere::Each { array, token } => {
+                    let texts = token.find_each(array, body, MOST_TAGS);
+                    let texts = texts.map_err(|_| SignatureError::Malformed)?;
+                    let tags = texts.iter().flatten().map(|it| self.tag_of(it.as_bytes()));
+                    found.append(&mut tags.collect::<Result<_, _>>()?);
+                }
+            }
         }
         Ok(found)
     }
@@ -122,11 +136,14 @@ impl Scheme {
             lists[0].tags.push(self.tag_of(&text)?, 1)?;
         }
         if is_missing && self.has_token_in_body() {
-            // The body has not arrived yet: `token_in` follows.
-            return Ok(lists);
+            // The body has not arrived yet, and `tokens_in` follows, unless there is none.
+            return match is_empty(head.headers) {
+                true => Err(SignatureError::Missing),
+                false => Ok(lists),
+            };
         }
-        let is_empty = |list: &Elements<'_>| list.tags.iter().next().is_none();
-        match lists.iter().any(is_empty) {
+        let has_none = |list: &Elements<'_>| list.tags.iter().next().is_none();
+        match lists.iter().any(has_none) {
             true if is_missing => Err(SignatureError::Missing),
             true => Err(SignatureError::Malformed),
             false => Ok(lists),

@@ -200,8 +200,13 @@ impl Challenge {
             Answer::Json { .. } => is_proved,
             _ => true,
         };
+        // Microsoft Graph asks with a sentence.
+        let may_be = match (&self.method, &self.answer) {
+            (&Method::POST, Answer::Raw(_)) => sentence,
+            _ => echoed,
+        };
         let find = |source: &Source| {
-            let field = source.in_head(head).and_then(echoed)?;
+            let field = source.in_head(head).and_then(may_be)?;
             (is_plain || field.bytes().all(is_of_token)).then_some(field)
         };
         self.answer.reply(find, hmac)
@@ -213,7 +218,7 @@ fn query(head: &Parts) -> Query<'_> {
 }
 
 /// Whether a request says that it has no body.
-fn is_empty(headers: &HeaderMap) -> bool {
+pub(super) fn is_empty(headers: &HeaderMap) -> bool {
     only(headers, &CONTENT_LENGTH).is_ok_and(|length| length == b"0")
 }
 
@@ -315,8 +320,15 @@ impl Answer {
     }
 }
 
+/// The same with spaces between its words.
+fn sentence(field: Vec<u8>) -> Option<String> {
+    let is_word = |word: &[u8]| !word.is_empty() && word.iter().all(u8::is_ascii_graphic);
+    let may_be = field.len() <= LONGEST && field.split(|&byte| byte == b' ').all(is_word);
+    may_be.then(|| String::from_utf8(field).ok()).flatten()
+}
+
 /// The field, if it is short and visible ASCII, so that it cannot become anything else in the answer.
-fn echoed(field: Vec<u8>) -> Option<String> {
+pub(super) fn echoed(field: Vec<u8>) -> Option<String> {
     let may_be = (1..=LONGEST).contains(&field.len()) && field.iter().all(u8::is_ascii_graphic);
     may_be.then(|| String::from_utf8(field).ok()).flatten()
 }

@@ -10,8 +10,11 @@ use serde::{Deserialize, Deserializer, de};
 use super::asked::{self, ChallengeDescription};
 use super::batch::BatchDescription;
 use super::challenge::Challenge;
+use super::handshake::Handshake;
 use super::media::Media;
-use super::places::{First, KeyField, MOST_HEADERS, check_url, header, numbered, place, pointers};
+use super::places::{
+    First, KeyField, MOST_HEADERS, check_url, header, in_body, numbered, place, pointers,
+};
 use super::pointer::Pointers;
 use super::rare::{Elsewhere, Rare};
 use super::scheme::{
@@ -51,6 +54,8 @@ pub(super) struct Description {
     #[serde(default)]
     content_types: Vec<Media>,
     success: Option<SuccessDescription>,
+    /// Where an unsigned POST has the secret.
+    handshake: Option<String>,
     /// In bytes.
     max_body: Option<u32>,
     /// For the table of senders: its name, what it does with failures, and whether only its documentation says all this.
@@ -238,6 +243,12 @@ impl Description {
                 .map(SuccessDescription::read)
                 .transpose()?,
             max_body: self.max_body,
+            handshake: self
+                .handshake
+                .as_ref()
+                .map(|it| Handshake::read(it, self.signature.algorithm))
+                .transpose()?
+                .map(Box::new),
             is_as_documented: self.as_documented,
             judge: self.judge.as_deref().map(Into::into),
             batch: self
@@ -397,7 +408,7 @@ impl Description {
                             "{field}: {name:?} is in the body, which would sign itself: only a token may stand there"
                         ));
                     }
-                    elsewhere.push(Elsewhere::Body(pointers(field, slice::from_ref(name))?));
+                    elsewhere.push(in_body(field, name)?);
                 }
                 None => headers.extend(numbered(name, family)?),
             }

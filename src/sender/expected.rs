@@ -53,6 +53,9 @@ impl Scheme {
         let elsewhere = self.elsewhere().map(|it| match it {
             Elsewhere::Query(name) => format!("the query parameter `{name}`"),
             Elsewhere::Body(pointers) => format!("{pointers} of the body"),
+            Elsewhere::Each { array, token } => {
+                format!("`{token}` of each element of `{array}` of the body")
+            }
         });
         self.headers.iter().take(8).map(quoted).chain(elsewhere)
     }

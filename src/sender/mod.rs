@@ -8,6 +8,7 @@ mod description;
 mod error;
 mod expected;
 mod explain;
+mod handshake;
 pub(crate) mod key;
 mod media;
 mod places;
@@ -40,6 +41,7 @@ use self::challenge::{Challenge, Proof};
 pub use self::error::SignatureError;
 pub use self::explain::{Finding, Step};
 pub(crate) use self::explain::{digest_of, start_of};
+pub(crate) use self::handshake::Handshake;
 pub(crate) use self::media::Media;
 use self::media::NoForm;
 use self::pointer::Pointers;
@@ -95,6 +97,8 @@ pub(crate) struct Described {
     challenges: Vec<Challenge>,
     /// `None` for JSON alone.
     content_types: Option<Box<[Media]>>,
+    /// Boxed, since most have none.
+    handshake: Option<Box<Handshake>>,
     success: Option<Reply>,
     max_body: Option<u32>,
     is_as_documented: bool,
@@ -147,6 +151,11 @@ impl Described {
     /// The content types that are accepted. `None` for JSON alone.
     pub(crate) fn content_types(&self) -> Option<&[Media]> {
         self.content_types.as_deref()
+    }
+
+    /// How it brings the secret, if it does.
+    pub(crate) fn handshake(&self) -> Option<&Handshake> {
+        self.handshake.as_deref()
     }
 
     /// Whether anybody may have it sign a text, with a request that needs no proof.
@@ -379,6 +388,12 @@ impl Sender {
         self.described.judge.as_deref()
     }
 
+    /// Whether it brings the secret itself, in a handshake: see [`on_secret`](crate::Webhooks::on_secret).
+    #[must_use]
+    pub fn brings_secret(&self) -> bool {
+        self.described.handshake.is_some()
+    }
+
     /// Whether the signature covers the key, so that a captured delivery cannot be sent again under another key.
     #[must_use]
     pub fn covers_key(&self) -> bool {
@@ -408,6 +423,27 @@ impl Sender {
     pub(crate) fn sends_forms(&self) -> bool {
         let types = self.described.content_types();
         types.is_some_and(|it| it.contains(&Media::Form))
+    }
+
+    /// Returns the JSON object of a form's fields, in which the pointers of a description find their values; a field that
+    /// holds a JSON object or array is that. `None` for other bodies, and other senders.
+    ///
+    /// ```
+    /// use tower_webhook::Sender;
+    ///
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let slack = Sender::named("slack-commands", None)?;
+    /// let object = slack.form_as_json(b"command=%2Fweather&text=94070");
+    /// assert_eq!(object.as_deref(), Some(r#"{"command":"/weather","text":"94070"}"#));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn form_as_json(&self, body: &[u8]) -> Option<String> {
+        match self.described.readable(body).ok()? {
+            Cow::Owned(object) => String::from_utf8(object).ok(),
+            Cow::Borrowed(_) => None,
+        }
     }
 
     /// What the events have in common that are handled in order, if this one has it.

@@ -5,6 +5,7 @@ use http::{HeaderName, Uri};
 use serde::Deserialize;
 
 use super::pointer::{Pointer, Pointers};
+use super::rare::Elsewhere;
 use super::scheme::Place;
 
 #[derive(Deserialize)]
@@ -35,6 +36,22 @@ pub(super) enum First {
 
 /// The most headers that a tag may stand in, such as the keys of `DocuSign`.
 pub(super) const MOST_HEADERS: usize = 100;
+
+/// A place of a token in the body, or one in each element of an array: `/value/*/token`.
+pub(super) fn in_body(field: &'static str, text: &str) -> Result<Elsewhere, String> {
+    let pointer =
+        |text: &str| Pointer::parse(text).map_err(|reason| format!("{field}: {text:?} {reason}"));
+    Ok(match text.split_once("/*/") {
+        None => Elsewhere::Body(pointers(field, &[text])?),
+        Some((_, token)) if token.split('/').any(|it| it == "*") => {
+            return Err(format!("{field}: {text:?} has a second `*`"));
+        }
+        Some((array, token)) => Elsewhere::Each {
+            array: pointer(array)?,
+            token: pointer(&format!("/{token}"))?,
+        },
+    })
+}
 
 /// A header, or those of a range of numbers: `x-signature-{1..100}`.
 pub(super) fn numbered(name: &str, family: &str) -> Result<Vec<HeaderName>, String> {

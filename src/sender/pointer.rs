@@ -50,6 +50,13 @@ impl fmt::Display for Unclear {
 
 impl std::error::Error for Unclear {}
 
+impl Unclear {
+    /// Whether there is a value, which is another one.
+    pub(super) fn is_of_value(&self) -> bool {
+        matches!(self, Self::Other(..))
+    }
+}
+
 /// Only where it is: its text may quote the document.
 impl From<serde_json::Error> for Unclear {
     fn from(error: serde_json::Error) -> Self {
@@ -88,6 +95,26 @@ impl Pointer {
     /// Its names, without escapes.
     pub(super) fn names(&self) -> &[String] {
         &self.0
+    }
+
+    /// The texts at this pointer in the elements of the array at `array`, each once. `None` if there is no array, and an
+    /// error if an element has no text there, or there are more than `most` texts.
+    pub(super) fn find_each(
+        &self,
+        array: &Self,
+        json: &[u8],
+        most: usize,
+    ) -> Result<Option<Vec<String>>, Unclear> {
+        let mut deserializer = serde_json::Deserializer::from_slice(json);
+        let (names, each) = (&array.0[..], Each { at: &self.0, most });
+        let found = Within { names, each }.deserialize(&mut deserializer)?;
+        deserializer.end()?;
+        Ok(found)
+    }
+
+    /// Puts a value there. `None` if that leads through a text.
+    pub(super) fn put(&self, document: &mut Value, value: Value) -> Option<()> {
+        put(&self.0, document, value)
     }
 
     /// What is left of it after its first names. At least one is left.
@@ -148,23 +175,7 @@ impl Pointers {
     /// Puts a value where the first of the pointers points to. `None` if that leads through a text.
     pub(super) fn put(&self, document: &mut Value, value: Value) -> Option<()> {
         let names = self.list.first().map_or(&[][..], |it| &it.0);
-        let mut place = document;
-        for name in names {
-            if place.is_null() {
-                *place = Value::Object(Map::new());
-            }
-            place = place
-                .as_object_mut()?
-                .entry(name.as_str())
-                .or_insert(Value::Null);
-        }
-        // A value that is there already is that of another field, which may stand at the same place.
-        match place {
-            Value::Object(_) => return None,
-            Value::Null => *place = value,
-            _ => {}
-        }
-        Some(())
+        put(names, document, value)
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -252,6 +263,26 @@ impl Pointers {
             );
         }
     }
+}
+
+fn put(names: &[String], document: &mut Value, value: Value) -> Option<()> {
+    let mut place = document;
+    for name in names {
+        if place.is_null() {
+            *place = Value::Object(Map::new());
+        }
+        place = place
+            .as_object_mut()?
+            .entry(name.as_str())
+            .or_insert(Value::Null);
+    }
+    // A value that is there already is that of another field, which may stand at the same place.
+    match place {
+        Value::Object(_) => return None,
+        Value::Null => *place = value,
+        _ => {}
+    }
+    Some(())
 }
 
 /// A value at the end of these names.
@@ -354,6 +385,80 @@ impl<'de> Visitor<'de> for At<'_> {
             }
         }
         Ok(found.unwrap_or(Found::Nothing))
+    }
+}
+
+/// The texts of an array's elements, each once. One that has none is an error.
+#[derive(Clone, Copy)]
+struct Each<'a> {
+    at: &'a [String],
+    most: usize,
+}
+
+/// An array at the end of these names, all of them in objects.
+struct Within<'a> {
+    names: &'a [String],
+    each: Each<'a>,
+}
+
+impl<'de> DeserializeSeed<'de> for Within<'_> {
+    type Value = Option<Vec<String>>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        match self.names {
+            [] => deserializer.deserialize_seq(self),
+            _ => deserializer.deserialize_map(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Within<'_> {
+    type Value = Option<Vec<String>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.names.is_empty() {
+            "an array"
+        } else {
+            "an object"
+        })
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
+        let mut texts: Vec<String> = Vec::new();
+        while let Some(found) = seq.next_element_seed(At(self.each.at))? {
+            let Found::Text(text) = found else {
+                return Err(Error::custom("an element has no text there"));
+            };
+            if !texts.iter().any(|it| **it == *text) {
+                texts.push(text.into_owned());
+            }
+            if texts.len() > self.each.most {
+                return Err(Error::custom("the elements have too many texts there"));
+            }
+        }
+        Ok(Some(texts))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let Some((name, names)) = self.names.split_first() else {
+            return Err(Error::custom("there is an object"));
+        };
+        let mut found = None;
+        while let Some(is_it) = map.next_key_seed(Named(name))? {
+            match is_it {
+                false => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+                true if found.is_some() => {
+                    return Err(Error::custom(format!("`{name}` stands twice")));
+                }
+                true => {
+                    let each = self.each;
+                    found = Some(map.next_value_seed(Within { names, each })?);
+                }
+            }
+        }
+        Ok(found.flatten())
     }
 }
 

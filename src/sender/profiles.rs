@@ -111,6 +111,7 @@ profiles! {
     "airwallex";
     "alertmanager";
     "anthropic";
+    "asana";
     "calcom";
     "calendly";
     "chargebee";
@@ -139,6 +140,7 @@ profiles! {
     "lemon-squeezy";
     "linkedin";
     "lithic";
+    "microsoft-graph";
     "mux";
     "notion";
     "nylas";

@@ -1,6 +1,6 @@
 //! What few schemes have.
 
-use super::pointer::Pointers;
+use super::pointer::{Pointer, Pointers};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rare {
@@ -19,6 +19,11 @@ pub(super) enum Elsewhere {
     Query(String),
     /// Of a token only: a signature does not sign itself.
     Body(Pointers),
+    /// Of a token only, which each element of an array has.
+    Each {
+        array: Pointer,
+        token: Pointer,
+    },
 }
 
 impl Rare {

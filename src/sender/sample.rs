@@ -3,6 +3,8 @@
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 
+use super::media::Media;
+use super::rare::Elsewhere;
 use super::scheme::{Place, Scheme};
 use super::{Algorithm, Sender};
 use crate::config::ConfigError;
@@ -10,8 +12,8 @@ use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, sample};
 
 impl Sender {
-    /// Returns a made-up delivery for [`sign`](Self::sign): a JSON object with event type, key and time where this sender has
-    /// them in the body, or else as `type` and `id`, and the headers of a joined key. Bodies of different keys differ, except for the chat platform's kinds, which
+    /// Returns a made-up delivery for [`sign`](Self::sign): a JSON object, or a form for a sender of forms, with event type, key and time where this sender has
+    /// them in the body, or else as `type` and `id`, and the headers of a joined key. A sender of [batches](crate::docs::senders#batches) has one item, with these. Bodies of different keys differ, except for the chat platform's kinds, which
     /// have the payload of [`sample`].
     ///
     /// ```
@@ -38,12 +40,17 @@ impl Sender {
         if let Some(payload) = sample(kind).filter(|_| self.is_chat_platform()) {
             return Ok(RawDelivery::new(kind.clone(), payload).with_key(key.clone()));
         }
-        if self.sends_forms() {
-            return Err(self.is_wrong("its deliveries are forms, of which no sample is made"));
-        }
         let text = str::from_utf8(key.as_bytes());
         let text = text.map_err(|_| self.is_wrong("a key in its body is UTF-8: use another"))?;
-        let mut body = Value::Object(Map::new());
+        let item = self.described().batch.as_deref().map(|batch| {
+            batch.sample(kind, text).ok_or_else(|| {
+                self.is_wrong("no item has this event type and key: a type that is joined has all of its parts")
+            })
+        });
+        let is_batch = item.is_some();
+        let mut body = item
+            .transpose()?
+            .unwrap_or_else(|| Value::Object(Map::new()));
         let mut headers = HeaderMap::new();
         let mut put = |place: &Place, value: Value| match place {
             Place::Body(pointers) => pointers.put(&mut body, value),
@@ -77,13 +84,66 @@ impl Sender {
         placed.ok_or_else(|| {
             self.is_wrong("one of its pointers leads through another, so that no object has both")
         })?;
-        if let Value::Object(fields) = &mut body {
+        if let (Value::Object(fields), false) = (&mut body, is_batch) {
             // Equal bodies under different keys are a replay.
             fields.entry("id").or_insert_with(|| json!(text));
             fields.entry("type").or_insert_with(|| json!(kind.as_str()));
         }
-        let delivery = RawDelivery::new(kind.clone(), body.to_string()).with_key(key.clone());
+        let body = match self.described().content_types() {
+            Some(types) if !types.contains(&Media::Json) && types.contains(&Media::Form) => {
+                form(&body)
+            }
+            _ => body.to_string(),
+        };
+        let delivery = RawDelivery::new(kind.clone(), body).with_key(key.clone());
         Ok(delivery.with_headers(headers))
+    }
+
+    /// Puts the secret into the body of a [`sample`](Self::sample), for a sender that sends it there. Other deliveries stay.
+    ///
+    /// ```
+    /// use tower_webhook::{EventKind, Sender};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let figma = Sender::named("figma", None)?;
+    /// let sample = figma.sample(&EventKind::from_static("FILE_UPDATE"), &"1".parse()?)?;
+    /// let body = figma.put_token(sample, "a secret").json()?.to_owned();
+    /// assert!(body.contains(r#""passcode":"a secret""#));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn put_token(&self, delivery: RawDelivery, secret: &str) -> RawDelivery {
+        let scheme = &self.described().schemes()[0];
+        let Ok(mut body) = serde_json::from_slice::<Value>(delivery.body()) else {
+            return delivery;
+        };
+        let mut has_put = false;
+        for place in scheme.elsewhere() {
+            let token = json!(format!("{}{secret}", scheme.prefix));
+            has_put |= match place {
+                Elsewhere::Query(_) => false,
+                Elsewhere::Body(pointers) => pointers.put(&mut body, token).is_some(),
+                Elsewhere::Each { array, token: at } => {
+                    let elements = body.pointer_mut(&array.to_string());
+                    let elements = elements.and_then(Value::as_array_mut).into_iter();
+                    let mut put = elements.flatten().map(|it| at.put(it, token.clone()));
+                    put.any(|it| it.is_some())
+                }
+            };
+        }
+        match has_put {
+            true => RawDelivery::new(delivery.kind().clone(), body.to_string())
+                .with_key(delivery.key().cloned())
+                .with_headers(delivery.headers().clone()),
+            false => delivery,
+        }
+    }
+
+    /// Whether it sends its secret in the body: see [`put_token`](Self::put_token).
+    #[must_use]
+    pub fn has_token_in_body(&self) -> bool {
+        self.described().schemes()[0].has_token_in_body()
     }
 
     /// Returns the header in which this sender sends its secret, for one that sends a token and signs nothing: what
@@ -106,4 +166,28 @@ impl Sender {
         value.set_sensitive(true);
         Some((name.clone(), value))
     }
+}
+
+/// The fields of an object as a form: those that are objects hold JSON.
+fn form(object: &Value) -> String {
+    let fields = object.as_object().into_iter().flatten();
+    let fields = fields.map(|(name, value)| {
+        let value = match value {
+            Value::String(text) => text.clone(),
+            value => value.to_string(),
+        };
+        format!("{}={}", encoded(name), encoded(&value))
+    });
+    fields.collect::<Vec<_>>().join("&")
+}
+
+fn encoded(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b' ' => "+".to_owned(),
+        byte if byte.is_ascii_alphanumeric() || b"-_.*".contains(&byte) => {
+            char::from(byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
 }

@@ -117,6 +117,8 @@ struct Around {
     after: Vec<u8>,
     /// Of further lists of elements, of which one is enough.
     others: Vec<Claim>,
+    /// Of further elements of an array, each of which must be right.
+    every: Vec<Claim>,
 }
 
 /// The head of a request. The target is known where a request is received.
@@ -165,7 +167,7 @@ impl Claim {
             around: Some(Box::new(Around {
                 before,
                 after,
-                others: Vec::new(),
+                ..Around::default()
             })),
         }
     }
@@ -183,6 +185,26 @@ impl Claim {
     #[inline]
     pub(crate) fn others(&self) -> &[Self] {
         self.around.as_ref().map_or(&[], |around| &around.others)
+    }
+
+    #[inline]
+    pub(crate) fn every(&self) -> &[Self] {
+        self.around.as_ref().map_or(&[], |around| &around.every)
+    }
+
+    /// Adds tokens that stand in the body, which all must be right.
+    pub(crate) fn add(&mut self, tokens: Vec<Tag>) {
+        let mut claims = tokens.into_iter().map(|tag| Self {
+            tags: Tags::One(tag),
+            around: None,
+        });
+        if let Some(first) = claims.next() {
+            self.tags = first.tags;
+        }
+        let every: Vec<_> = claims.collect();
+        if !every.is_empty() {
+            self.around.get_or_insert_default().every = every;
+        }
     }
 
     pub(super) fn with_others(mut self, others: Vec<Self>) -> Self {
@@ -323,7 +345,7 @@ impl Scheme {
             (before, after) => Some(Box::new(Around {
                 before: write(before)?,
                 after: write(after)?,
-                others: Vec::new(),
+                ..Around::default()
             })),
         };
         Ok(Claim {

@@ -234,14 +234,24 @@ pub(super) fn signer(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Op
     first(set.iter().map(matches))
 }
 
-/// The same for the further lists of elements, of which one is enough.
-#[cold]
-pub(super) fn signer_of_others(
-    set: &[Secret],
-    how: How,
+/// The decision, with the secret that [`signer`] found: of further lists of elements, one is enough, and of further
+/// elements of an array, each must be right.
+#[inline]
+pub(super) fn decided(
+    index: Option<usize>,
+    (set, how): (&[Secret], How),
     claim: &Claim,
     body: &[u8],
 ) -> Option<usize> {
+    let index = index.or_else(|| signer_of_others(set, how, claim, body))?;
+    let mut every = claim.every().iter();
+    let are_right = every.all(|claim| signer(set, how, claim, body).is_some());
+    are_right.then_some(index)
+}
+
+/// The same for the further lists of elements, of which one is enough.
+#[cold]
+fn signer_of_others(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Option<usize> {
     let mut others = claim.others().iter();
     others.find_map(|claim| signer(set, how, claim, body))
 }
@@ -337,8 +347,8 @@ impl Checked {
             Checks::One(check) => matches(check).then_some(0),
             Checks::Several(checks) => first(checks.into_iter().map(matches)),
         };
-        let of_others = || signer_of_others(&self.set, how, claim, body);
-        let index = index.or_else(of_others).ok_or(SignatureError::Wrong)?;
+        let index = decided(index, (&self.set, how), claim, body);
+        let index = index.ok_or(SignatureError::Wrong)?;
         if let Some((scheme, sender)) = late {
             check_body(scheme, sender, body)?;
         }
@@ -368,15 +378,15 @@ pub(super) fn add_token(
         return Ok(());
     }
     let body = sender.described().readable(body);
-    let token = scheme.token_in(&body.map_err(|_| SignatureError::Malformed)?)?;
-    match (token, &claim.tags) {
-        (Some(_), Tags::One(_) | Tags::Several(_)) => Err(SignatureError::Doubled),
-        (Some(token), Tags::None) => {
-            claim.tags = Tags::One(token);
+    let tokens = scheme.tokens_in(&body.map_err(|_| SignatureError::Malformed)?)?;
+    match (tokens.is_empty(), &claim.tags) {
+        (false, Tags::One(_) | Tags::Several(_)) => Err(SignatureError::Doubled),
+        (false, Tags::None) => {
+            claim.add(tokens);
             Ok(())
         }
-        (None, Tags::None) => Err(SignatureError::Missing),
-        (None, _) => Ok(()),
+        (true, Tags::None) => Err(SignatureError::Missing),
+        (true, _) => Ok(()),
     }
 }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use http::request::Parts;
 
 use super::buffer::Bounds;
+use super::handshake::OnSecret;
 use super::verify::Authentication;
 use crate::event::EventKind;
 use crate::route::RouteName;
@@ -30,6 +31,8 @@ pub(crate) struct Config {
     pub(crate) lent: Option<Arc<dyn Any + Send + Sync>>,
     /// What a success is answered with in place of an empty body.
     pub(super) success: Option<Arc<Reply>>,
+    /// Keeps a secret that the sender brings.
+    pub(crate) on_secret: Option<OnSecret>,
 }
 
 impl Config {

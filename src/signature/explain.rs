@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::{Method, Request};
 
-use super::checked::{How, Keyed, add_token, signer, signer_of_others};
+use super::checked::{How, Keyed, add_token, decided, signer};
 use super::headers::{declared_length, kind_and_key};
 use super::refusal::Refusal;
 use super::secret::{Secret, Secrets};
@@ -14,7 +14,7 @@ use super::sign::check;
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::sender::{
-    Claim, Finding, Head, Scheme, Sender, SignatureError, Step, digest_of, start_of,
+    Claim, Finding, Handshake, Head, Scheme, Sender, SignatureError, Step, digest_of, start_of,
 };
 
 /// Why a request is accepted or refused.
@@ -142,6 +142,14 @@ impl Sender {
                         expected.unwrap_or_default()
                     )));
                 }
+                let handshake = self.described().handshake();
+                let is_one =
+                    |it: &Handshake| it.in_head(headers).is_some() || it.in_body(body).is_some();
+                if error == SignatureError::Missing && handshake.is_some_and(is_one) {
+                    steps.push(Step::note(
+                        "it brings a secret in a handshake, which is kept only while somebody asks for one",
+                    ));
+                }
                 return false;
             }
         };
@@ -168,7 +176,7 @@ impl Sender {
     ) -> bool {
         let (set, how) = (secrets.current(), How::of(scheme));
         let index = signer(&set, how, claim, body);
-        let index = index.or_else(|| signer_of_others(&set, how, claim, body));
+        let index = decided(index, (&set, how), claim, body);
         let digest = scheme.digest(body);
         let hashed = digest.as_ref().map_or(body, |it| it.as_bytes());
         if scheme.is_token() {

@@ -12,6 +12,7 @@ use tower_service::Service;
 
 use super::buffer::{Receive, Share};
 use super::config::Config;
+use super::handshake;
 use super::headers::{claimed_kind, key_header, kind_and_key};
 use super::refusal::Refusal;
 use super::verifier::{Verdict, Verifying};
@@ -164,6 +165,9 @@ where
                             });
                             continue;
                         }
+                        Ok((body, Found::Handshake)) => {
+                            handshake::in_body(&body, config).map(Read::Handshake)
+                        }
                         Err(refusal) => Err(refusal),
                     };
                     (read, parts, inner, config)
@@ -252,6 +256,11 @@ where
                 Ok(Read::Event(verified)) => filtered(&verified, &parts, watch, span, config),
                 Ok(Read::Challenge(reply)) => {
                     replied(reply, Some(EventKind::from_static("challenge")), span)
+                }
+                Ok(Read::Handshake(reply)) => {
+                    // Nothing proves it, so it counts as a challenge that a head asks for.
+                    watch.refused(|| asked(&parts, config));
+                    replied(reply, None, span)
                 }
                 Err(refusal) => {
                     watch.refused(|| asked(&parts, config));
@@ -427,6 +436,8 @@ const LONGEST_KIND: usize = 64;
 enum Read {
     Event(Verified),
     Challenge(Reply),
+    /// A secret was brought, and kept.
+    Handshake(Reply),
 }
 
 /// Reads kind and key of an authentic request, unless it is a challenge.
@@ -484,6 +495,9 @@ fn event(
     let mut delivery = delivery.with_route(config.route.clone());
     if let Some(lent) = &config.lent {
         delivery.lend_settings(lent);
+    }
+    if config.sender.sends_forms() {
+        delivery.allow_form();
     }
     let secret = secret.as_ref();
     span.verified(

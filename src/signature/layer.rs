@@ -62,6 +62,7 @@ impl SignatureLayer {
                 observers: Observers::default(),
                 lent: None,
                 success: None,
+                on_secret: None,
             },
         }
     }

@@ -29,6 +29,7 @@ mod compare;
 mod config;
 mod explain;
 mod future;
+mod handshake;
 mod headers;
 #[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]
 mod keys;
@@ -47,6 +48,7 @@ mod verify;
 pub(crate) use self::buffer::MAX_BUFFERED;
 pub use self::explain::Explanation;
 pub use self::future::ResponseFuture;
+pub(crate) use self::handshake::OnSecret;
 pub use self::layer::SignatureLayer;
 #[cfg(feature = "public-keys")]
 pub use self::public_key::PublicKey;

@@ -51,7 +51,8 @@ pub enum Refusal {
         /// The delay that the answer asks for.
         retry_after: Duration,
     },
-    /// A challenge that is not signed carries another token, or nothing that may be echoed. The text is for the log.
+    /// A challenge that is not signed carries another token, nothing that may be echoed, or a secret that nobody asks for. The text
+    /// is for the log.
     InvalidChallenge(&'static str),
     /// The content type is not `application/json`, or there is a content encoding.
     UnsupportedMediaType,
@@ -169,7 +170,7 @@ impl Answer for Refusal {
             Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
             Self::VerifierFailed { .. } => row!("verifier-failed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The delivery cannot be verified at the moment."),
-            Self::InvalidChallenge(_)  => row!("invalid-challenge", FORBIDDEN 403 "Forbidden", "The challenge carries another token, or nothing that may be echoed."),
+            Self::InvalidChallenge(_)  => row!("invalid-challenge", FORBIDDEN 403 "Forbidden", "The challenge carries another token, nothing that may be echoed, or a secret that nobody asks for."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
             Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token of at most 128 bytes."),
             Self::UnreadableEvent(_)   => row!("unreadable-event", BAD_REQUEST 400 "Bad Request", "The body is not JSON with event type and key where this sender puts them."),

@@ -9,6 +9,7 @@ use tower_service::Service;
 use super::buffer::Receive;
 use super::config::Config;
 use super::future::ResponseFuture;
+use super::handshake;
 use super::headers::declared_length;
 use super::refusal::Refusal;
 use super::secret::Secrets;
@@ -18,7 +19,7 @@ use super::verify::{Authentication, Hashing};
 use crate::answer::ResponseBody;
 use crate::config::ConfigError;
 use crate::error::BoxError;
-use crate::sender::{Head, Reply, Sender};
+use crate::sender::{Head, Reply, Sender, SignatureError};
 use crate::verified::Verified;
 
 /// The service of [`SignatureLayer`](super::SignatureLayer).
@@ -134,8 +135,12 @@ where
     }
     let (uri, headers) = (Some(&parts.uri), &parts.headers);
     let head = Head::of_post(uri, headers);
-    let hashing = Hashing::new(&config.authentication, &config.sender, head)
-        .map_err(Refusal::InvalidSignature)?;
+    let hashing = match Hashing::new(&config.authentication, &config.sender, head) {
+        Err(SignatureError::Missing) if handshake::may_be_in_body(parts, config) => {
+            Hashing::Handshake
+        }
+        hashing => hashing.map_err(Refusal::InvalidSignature)?,
+    };
     if let (Hashing::Later, Some(verifier)) = (&hashing, config.authentication.verifier()) {
         admits(verifier, parts, config)?;
     }
@@ -150,6 +155,11 @@ fn challenge(refusal: Refusal, parts: &Parts, config: &Config) -> Result<Reply, 
             Refusal::MethodNotAllowed => greeted(verifier, parts, config).unwrap_or(Err(refusal)),
             _ => Err(refusal),
         };
+    }
+    if let Refusal::InvalidSignature(SignatureError::Missing) = refusal
+        && let Some(decided) = handshake::in_head(parts, config)
+    {
+        return decided;
     }
     // Only after a refusal: a delivery never pays for the look-up.
     let sender = &config.sender;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use http::{HeaderMap, Uri};
 
 use super::buffer::Share;
-use super::checked::{Checked, How, add_token, check_body, signer, signer_of_others};
+use super::checked::{Checked, How, add_token, check_body, decided, signer};
 use super::secret::{Secret, Secrets};
 use super::verifier::Shared;
 use crate::sender::{Claim, Head, Sender, SignatureError};
@@ -118,7 +118,7 @@ impl Sender {
         // The body is there, so one secret after another is compared, and no state per secret is kept.
         let (set, how) = (secrets.current(), How::of(scheme));
         let index = signer(&set, how, &claim, body);
-        let index = index.or_else(|| signer_of_others(&set, how, &claim, body));
+        let index = decided(index, (&set, how), &claim, body);
         let index = index.ok_or(SignatureError::Wrong)?;
         if reads_body {
             // Only now: nothing but a token is read of a body before it is verified.
@@ -179,6 +179,8 @@ pub(super) enum Found {
     Secret(Matched),
     /// Nothing yet: a verifier has to decide. Until then, the body's memory counts.
     Later(Box<Share>),
+    /// Nothing: it may bring a secret.
+    Handshake,
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
@@ -190,6 +192,7 @@ pub(super) enum Hashing {
     Unsigned,
     Signed(Checked),
     Later,
+    Handshake,
 }
 
 impl Hashing {
@@ -224,6 +227,7 @@ impl Hashing {
             Self::Unsigned => Ok(Found::Unsigned),
             Self::Signed(checked) => checked.verify(body).map(Found::Secret),
             Self::Later => Ok(Found::Later(Box::new(share))),
+            Self::Handshake => Ok(Found::Handshake),
         }
     }
 }

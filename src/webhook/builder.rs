@@ -26,7 +26,7 @@ use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
-use crate::signature::{MAX_BUFFERED, Secrets, Signature, SignatureLayer, Verifier};
+use crate::signature::{MAX_BUFFERED, OnSecret, Secrets, Signature, SignatureLayer, Verifier};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -94,6 +94,7 @@ pub(super) struct Settings {
     max_body: Option<usize>,
     observers: Observers,
     kept: Option<Kept>,
+    on_secret: Option<OnSecret>,
 }
 
 /// The kinds that are kept.
@@ -168,6 +169,7 @@ impl Webhooks {
                 max_body: None,
                 observers: Observers::default(),
                 kept: None,
+                on_secret: None,
             },
             target: (),
         }
@@ -222,6 +224,36 @@ impl<T> Webhooks<T> {
     pub fn sender(mut self, sender: Sender) -> Self {
         self.route.given.sender_policy = Some(sender.policy());
         self.route.sender = sender;
+        self
+    }
+
+    /// Sets what keeps a secret that the sender brings in a [handshake](crate::docs::senders#handshakes), and returns whether
+    /// it did: a POST that nothing proves. Without it, handshakes are refused, as is one of which `keep` returns `false`.
+    ///
+    /// Whoever reaches the URL can bring a secret, and sign with it: keep one, while you ask the sender for it, and refuse
+    /// all others. `keep` is called within the request, so it must not block for long. To accept deliveries that are
+    /// signed with the secret, add it to the [`Secrets`] that the receiver was made with.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use std::sync::OnceLock;
+    ///
+    /// use tower_webhook::{Secret, Secrets, Sender, Webhooks};
+    ///
+    /// // Nobody has the first one, which proves nothing.
+    /// let secrets = Secrets::from(Secret::new("3fa1…")?);
+    /// let (known, learned) = (secrets.clone(), OnceLock::new());
+    /// let webhooks = Webhooks::new(secrets)
+    ///     .sender(Sender::named("notion", None)?)
+    ///     .on_secret(move |secret| {
+    ///         let is_first = learned.set(()).is_ok();
+    ///         is_first && Secret::new(secret).and_then(|it| known.replace([it])).is_ok()
+    ///     });
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn on_secret(mut self, keep: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
+        self.route.on_secret = Some(OnSecret::new(keep));
         self
     }
 
@@ -692,7 +724,13 @@ impl Settings {
     pub(super) fn signature(self, observers: Observers) -> Result<SignatureLayer, ConfigError> {
         let (name, replay_guard) = (self.name(), self.replay_guard());
         let signature = self.signature.ok_or(ConfigError::NoSecrets)?;
+        if self.on_secret.is_some() && !self.sender.brings_secret() {
+            return Err(self.sender.is_wrong(
+                "it brings no secret in a handshake: leave out `on_secret`, or --learn-secret",
+            ));
+        }
         let mut signature = signature.at(name.clone(), self.sender)?;
+        signature.config.on_secret = self.on_secret;
         if let Some(bytes) = self.max_body {
             signature.config.bounds.max_body = bytes;
         }

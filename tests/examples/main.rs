@@ -33,6 +33,8 @@ mod image;
 #[cfg(feature = "receiver")]
 mod inbox;
 #[cfg(feature = "receiver")]
+mod learned;
+#[cfg(feature = "receiver")]
 mod metrics;
 #[cfg(feature = "receiver")]
 mod notices;

@@ -314,6 +314,54 @@ async fn readiness_is_about_what_would_be_stored_now() {
     }
 }
 
+/// Those of which the receiver has not heard yet when it stops: they would be reset with its socket.
+#[test]
+fn connections_that_wait_in_the_queue_of_the_system_are_answered_before_the_end() {
+    let receiver = Server::receiver(&["--secret", "s"]);
+    receiver.signal(Signal::SIGSTOP);
+    let waiting: Vec<_> = (0..50)
+        .map(|number| {
+            let mut stream = receiver.connect().unwrap();
+            stream.write_all(&delivery(&number.to_string())).unwrap();
+            stream
+        })
+        .collect();
+    receiver.signal(Signal::SIGTERM);
+    receiver.signal(Signal::SIGCONT);
+    for stream in waiting {
+        let head = head(&stream);
+        assert!(head.starts_with("http/1.1 200"), "{head}");
+    }
+    let ended = receiver.program.finish();
+    assert_eq!(
+        (ended.code, ended.out.lines().count()),
+        (0, 50),
+        "{}",
+        ended.err
+    );
+}
+
+/// As on a full disk.
+#[test]
+fn readiness_notices_a_file_that_cannot_grow() {
+    let dir = TempDir::new().unwrap();
+    for option in ["--store", "--inbox"] {
+        let file = format!("sqlite:{}", dir.path().join(option).display());
+        let receiver = Server::receiver(&["--secret", "s", option, &file]);
+        assert_eq!(receiver.send("s", &[]).code, 0);
+        receiver.limit_files("0:unlimited");
+        until("the alarm", || {
+            (readiness(&receiver) == "503").then_some(())
+        });
+        assert_eq!(receiver.send("s", &[]).code, 1);
+        receiver.limit_files("unlimited:unlimited");
+        until("the end of the alarm", || {
+            (readiness(&receiver) == "200").then_some(())
+        });
+        assert_eq!(receiver.send("s", &[]).code, 0);
+    }
+}
+
 #[test]
 fn a_probe_asks_the_receiver_of_this_machine() {
     let receiver = Server::receiver(&["--demo"]);

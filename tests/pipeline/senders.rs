@@ -6,7 +6,9 @@ mod additions;
 mod challenges;
 mod documented;
 mod every;
+mod handshakes;
 mod inputs;
+mod items;
 mod judged;
 #[cfg(feature = "public-keys")]
 mod public_keys;

@@ -32,6 +32,7 @@ use crate::event::{Action, Events};
 use crate::exec::Exec;
 use crate::forward::Forward;
 use crate::handling::Handling;
+use crate::learn::Learn;
 use crate::output::Output;
 use crate::place::Place;
 use crate::ready::{self, Readiness};
@@ -95,7 +96,8 @@ fn events(setup: &Setup<'_>, route: &Route) -> Arc<Events> {
     let is_one_of_several = setup.args.listening.config.is_some();
     let name = is_one_of_several.then(|| route.path.clone());
     let output = Arc::clone(setup.output);
-    Arc::new(Events::new(action, limits, output, name))
+    let sender = route.sender.clone();
+    Arc::new(Events::new(action, limits, output, name, sender))
 }
 
 /// Adds routes that answer an event when it is handled.
@@ -372,6 +374,14 @@ fn webhooks(args: &Options, route: &Route) -> Webhooks {
     }
     if !route.keep_only.is_empty() {
         webhooks = webhooks.keep_only(route.keep_only.iter().cloned());
+    }
+    if let (true, Some(file), Some(secrets)) = (
+        args.secrets.learn_secret,
+        &route.secret_file,
+        &route.secrets,
+    ) {
+        let learn = Learn::new(file.clone(), secrets.clone());
+        webhooks = webhooks.on_secret(move |secret| learn.keep(secret));
     }
     let (max_body, max_buffered) = args.limits.of_bodies(&route.sender);
     webhooks

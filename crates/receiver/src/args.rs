@@ -79,6 +79,13 @@ pub(crate) struct Secrets {
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     pub(crate) secret_file: Option<PathBuf>,
 
+    /// Keep a secret that the sender brings in a handshake, such as Asana and Notion: append it to --secret-file, once
+    ///
+    /// The file may have no secret yet. Whoever reaches the URL can bring one, so that the first is kept, and all others are
+    /// refused until a restart: leave this out once the log says that a secret was learned.
+    #[arg(long, requires = "secret_file", conflicts_with_all = ["config", "demo", "dangerously_unsigned"])]
+    pub(crate) learn_secret: bool,
+
     /// Use the public secret of `sandbox --demo`, and print the command that sends a first event; for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     pub(crate) demo: bool,

@@ -101,13 +101,13 @@ impl Connections {
                 }
             }
         }
+        if is_lent {
+            return;
+        }
         let Ok(listener) = listener.into_std() else {
             return;
         };
         for _ in 0..BACKLOG {
-            if is_lent {
-                return;
-            }
             let Ok((stream, peer)) = listener.accept() else {
                 return;
             };

@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde::Serialize;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
-use tower_webhook::{HandlerError, HandlerResult, RawDelivery, SenderPolicy};
+use tower_webhook::{HandlerError, HandlerResult, RawDelivery, Sender, SenderPolicy};
 
 use crate::exec::Exec;
 use crate::forward::Forward;
@@ -49,6 +49,7 @@ pub(crate) struct Events {
     output: Arc<Output>,
     /// The path of the route, if the receiver has several.
     route: Option<String>,
+    sender: Sender,
 }
 
 impl Events {
@@ -57,6 +58,7 @@ impl Events {
         limits: Limits,
         output: Arc<Output>,
         route: Option<String>,
+        sender: Sender,
     ) -> Self {
         Self {
             action,
@@ -64,11 +66,12 @@ impl Events {
             permits: Semaphore::new(limits.concurrency),
             output,
             route,
+            sender,
         }
     }
 
     pub(crate) async fn handle(&self, delivery: RawDelivery) -> HandlerResult {
-        let line = line(&delivery, self.route.as_deref())?;
+        let line = line(&delivery, self.route.as_deref(), &self.sender)?;
         if let Action::Print = self.action {
             return Ok(self.output.print(line).await?);
         }
@@ -144,7 +147,7 @@ impl Events {
     }
 }
 
-fn line(delivery: &RawDelivery, route: Option<&str>) -> anyhow::Result<String> {
+fn line(delivery: &RawDelivery, route: Option<&str>, sender: &Sender) -> anyhow::Result<String> {
     #[derive(Serialize)]
     struct Head<'a> {
         event: &'a str,
@@ -165,5 +168,11 @@ fn line(delivery: &RawDelivery, route: Option<&str>) -> anyhow::Result<String> {
         redriven: delivery.is_redriven(),
         route,
     };
-    Ok(line_with_payload(&head, delivery.json()?)?)
+    // The object of its fields, of a form.
+    let form = sender.form_as_json(delivery.body());
+    let payload = match &form {
+        Some(object) => object.as_str(),
+        None => delivery.json()?,
+    };
+    Ok(line_with_payload(&head, payload)?)
 }

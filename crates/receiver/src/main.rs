@@ -33,6 +33,7 @@ mod inbox;
 mod init;
 mod json;
 mod kinds;
+mod learn;
 mod listen;
 mod log;
 mod notices;

@@ -10,6 +10,7 @@ use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
 use crate::config;
 use crate::kinds;
+use crate::learn;
 use crate::place::Place;
 use crate::reload::Files;
 use crate::secrets::secrets;
@@ -95,6 +96,10 @@ fn check_types(args: &Options, routes: &[Route]) {
 
 fn of_options(args: &Options) -> Route {
     let which = args.listening.which.clone();
+    let to_learn = args.secrets.secret_file.as_deref();
+    if let Some(file) = to_learn.filter(|_| args.secrets.learn_secret) {
+        learn::create(file);
+    }
     let files = Files::of(args.secrets.secret_file.as_deref(), &which);
     let sender = which.sender();
     let given = args.kept.name.clone();

@@ -157,6 +157,11 @@ fn warn(args: &Options, routes: &[(Route, Reload)]) {
             "deliveries are not verified: anybody who reaches this address can make events up"
         );
     }
+    if args.secrets.learn_secret {
+        tracing::warn!(
+            "the first secret that anybody brings to this address is kept: leave out `--learn-secret` once one was learned"
+        );
+    }
     let any = |is_so: fn(&Route) -> bool| routes.iter().any(|(route, _)| is_so(route));
     if any(|route| matches!(route.place, Place::Memory)) && !args.secrets.demo {
         tracing::warn!(

@@ -8,6 +8,7 @@ use crate::args::Options;
 use crate::cli::misused;
 use crate::credentials;
 use crate::demo;
+use crate::learn;
 use crate::text::chain;
 
 /// Returns the configured secrets, or none if deliveries are not to be verified. Exits without any: a receiver that
@@ -22,6 +23,7 @@ pub(crate) fn secrets(args: &Options) -> Option<Secrets> {
         return None;
     }
     let secrets = match &args.secrets.secret_file {
+        Some(file) if args.secrets.learn_secret => learn::secrets(file),
         Some(file) => Secrets::from_file(file),
         None if args.secrets.demo => Secret::new(demo::SECRET).map(Secrets::from),
         None if !args.secrets.secret.is_empty() => {

@@ -205,7 +205,7 @@ impl Sending {
         let mut sent = String::new();
         let outcome = match signed {
             Ok(request) => {
-                sent = shown(&request, number);
+                sent = shown(&request, number, self.sender.has_token_in_body());
                 let request = request.map(Full::from);
                 let answered = timeout(self.timeout, self.exchange(request)).await;
                 answered.unwrap_or_else(|_| {
@@ -231,7 +231,10 @@ impl Sending {
         let key = IdempotencyKey::new(key).context("the key is empty")?;
         let delivery = match &self.body {
             Some(body) => RawDelivery::new(self.kind.clone(), body.clone()).with_key(key),
-            None => self.sender.sample(&self.kind, &key)?,
+            None => {
+                let sample = self.sender.sample(&self.kind, &key)?;
+                self.sender.put_token(sample, &self.given.text)
+            }
         };
         let delivery = match self.key {
             Key::None(_) => delivery.with_key(None),
@@ -281,7 +284,7 @@ struct Problem {
 const LONGEST: usize = 4096;
 
 /// What is printed of a request: all of the first one, as `senders verify` reads it.
-fn shown(request: &Request<Bytes>, number: u64) -> String {
+fn shown(request: &Request<Bytes>, number: u64, has_token: bool) -> String {
     let (headers, body) = (request.headers(), request.body());
     let length = body.len();
     let target = request.uri().path_and_query().map_or("/", |it| it.as_str());
@@ -297,8 +300,9 @@ fn shown(request: &Request<Bytes>, number: u64) -> String {
         shown += &format!("> {name}: {}\n", printable(&value));
     }
     shown += &format!("> content-length: {length}\n>\n");
-    let is_shown =
-        |it: &&str| length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char));
+    let is_shown = |it: &&str| {
+        !has_token && length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char))
+    };
     let text = str::from_utf8(body).ok().filter(is_shown);
     shown + text.unwrap_or("(a body that is not printed)") + "\n"
 }

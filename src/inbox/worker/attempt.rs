@@ -239,6 +239,9 @@ impl Pool {
         let mut delivery = event.delivery.clone();
         delivery.begin_attempt(None);
         delivery.lend_settings(&place.lent);
+        if place.route.lane_of.sends_forms() {
+            delivery.allow_form();
+        }
         let lease = delivery.lease();
         let cut = async {
             let outcome = held.ended().await;

@@ -66,11 +66,20 @@ enum First {
 #[derive(Deserialize)]
 #[serde(
     untagged,
-    expecting = "use a JSON pointer, a list of them, or `{ constant = \"…\" }`"
+    expecting = "use a JSON pointer, a list of them, `{ constant = \"…\" }`, or `{ join = [...], with = \".\" }`"
 )]
 enum KindField {
     Found(First),
     Constant(Constant),
+    Joined(JoinedKind),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct JoinedKind {
+    join: Vec<String>,
+    with: Option<String>,
+    default: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -143,11 +152,19 @@ impl PathField {
         let kind = match &it.kind {
             None => Kind::Delivery,
             Some(KindField::Found(first)) => Kind::Read(reading.first("kind", first)?),
-            Some(KindField::Constant(it)) => {
-                let kind = EventKind::from_bytes(it.constant.as_bytes());
-                Kind::Constant(kind.map_err(|_| {
-                    "kind.constant: use 1 to 128 visible ASCII characters".to_owned()
-                })?)
+            Some(KindField::Constant(it)) => Kind::Constant(constant("constant", &it.constant)?),
+            Some(KindField::Joined(it)) if !(2..=8).contains(&it.join.len()) => {
+                return Err("kind.join: name 2 to 8 JSON pointers".to_owned());
+            }
+            Some(KindField::Joined(it)) => {
+                let parts = it.join.iter().map(slice::from_ref);
+                let parts = parts.map(|part| reading.reaches("kind.join", part));
+                let default = it.default.as_deref().map(|it| constant("default", it));
+                Kind::Joined {
+                    parts: parts.collect::<Result<_, _>>()?,
+                    with: it.with.clone().unwrap_or_else(|| ".".to_owned()),
+                    default: default.transpose()?,
+                }
             }
         };
         let order = it.order.as_ref().map(|it| reading.first("order", it));
@@ -248,6 +265,11 @@ impl Reading<'_> {
         let around = Around { level, memory };
         Ok((pointer.without(first), Some(around)))
     }
+}
+
+fn constant(field: &str, text: &str) -> Result<EventKind, String> {
+    let kind = EventKind::from_bytes(text.as_bytes());
+    kind.map_err(|_| format!("kind.{field}: use 1 to 128 visible ASCII characters"))
 }
 
 fn steps(text: &str) -> Result<Vec<Step>, String> {

@@ -4,6 +4,7 @@ mod cursor;
 mod describe;
 mod paths;
 mod read;
+mod sample;
 mod split;
 #[cfg(test)]
 mod tests;

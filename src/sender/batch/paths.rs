@@ -50,6 +50,12 @@ pub(super) enum Kind {
     Delivery,
     Constant(EventKind),
     Read(Reaches),
+    /// Several texts, with one between them, or if one is missing the default.
+    Joined {
+        parts: Vec<Reaches>,
+        with: String,
+        default: Option<EventKind>,
+    },
 }
 
 /// Pointers of a field: each into the item, or into what is around it.

@@ -136,12 +136,38 @@ impl<'a> Reader<'a> {
             None | Some(Kind::Delivery) => return Ok(self.delivery.kind().clone()),
             Some(Kind::Constant(kind)) => return Ok(kind.clone()),
             Some(Kind::Read(reaches)) => self.read(reaches, place, item),
+            Some(Kind::Joined {
+                parts,
+                with,
+                default,
+            }) => match (self.joined(parts, with, place, item), default) {
+                (Ok(None), Some(default)) => return Ok(default.clone()),
+                (found, _) => found,
+            },
         };
         let found = found.map_err(|unclear| format!("its event type: {unclear}"))?;
         let kind = found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok());
         kind.ok_or_else(|| {
             "its event type is missing, or not 1 to 128 visible ASCII characters".to_owned()
         })
+    }
+
+    /// `None` if one of them is missing.
+    fn joined(
+        &mut self,
+        parts: &'a [Reaches],
+        with: &str,
+        place: &Place,
+        item: &'a str,
+    ) -> Result<Option<Cow<'a, str>>, Unclear> {
+        let mut texts = Vec::with_capacity(parts.len());
+        for part in parts {
+            match self.read(part, place, item)? {
+                Some(text) if !text.is_empty() => texts.push(text),
+                _ => return Ok(None),
+            }
+        }
+        Ok(Some(texts.join(with).into()))
     }
 
     fn own_key(

@@ -1,11 +1,12 @@
 //! The size of the file, and the number of its tables.
 
-use super::SqliteQueue;
+use super::{Need, SqliteQueue};
 use crate::inbox::queue::{MeasureTables, Tables};
 use crate::store::StoreError;
 use async_trait::async_trait;
 
 const IDENTITY: &str = "SELECT identity FROM file";
+const WRITE: &str = "UPDATE file SET highest_time = max(highest_time, ?1)";
 const PAGES: &str = "PRAGMA page_count";
 const FREE_PAGES: &str = "PRAGMA freelist_count";
 const PAGE_SIZE: &str = "PRAGMA page_size";
@@ -26,10 +27,13 @@ impl MeasureTables for SqliteQueue {
     }
 
     async fn tables(&self) -> Result<Tables, StoreError> {
-        let identity = self.read(|tx| tx.prepare(IDENTITY)?.query_row([], |row| row.get(0)));
+        // A file that can be read may have no room on its disk.
+        let identity = self.run(Need::Write, |tx| {
+            tx.prepare(WRITE)?.execute([tx.now])?;
+            tx.prepare(IDENTITY)?.query_row([], |row| row.get(0))
+        });
         Ok(Tables {
             identity: identity.await?,
-            // A file that cannot be written to is not opened.
             is_writable: true,
         })
     }

@@ -43,6 +43,7 @@ add("airtable", { base: { id: "app1" }, timestamp: "t" }, "airtable", null, (bod
 add("airwallex", { id: "evt_1", name: "payment_intent.succeeded" }, "payment_intent.succeeded", "evt_1", (body) => ({ "x-timestamp": MILLIS, "x-signature": hmac(MILLIS + body) }));
 add("alertmanager", { status: "firing", groupKey: "{}" }, "firing", null, () => ({ authorization: `Bearer ${SECRET}` }));
 add("anthropic", { type: "session.status_idled", id: "wevt_1" }, "session.status_idled", ID, webhook(KEY), { secret: WHSEC });
+add("asana", { events: [{ action: "changed", created_at: RFC3339, resource: { gid: "1", resource_type: "task" } }] }, "asana", null, (body) => ({ "x-hook-signature": hmac(body) }));
 add("calcom", { triggerEvent: "BOOKING_CREATED", createdAt: RFC3339, payload: { uid: "u1" } }, "BOOKING_CREATED", joined("BOOKING_CREATED", RFC3339, "u1"), (body) => ({ "x-cal-signature-256": hmac(body) }));
 add("calendly", { event: "invitee.created", created_at: RFC3339, payload: { uri: "https://api.calendly.com/1" } }, "invitee.created", joined("invitee.created", "https://api.calendly.com/1", RFC3339), pair("calendly-webhook-signature", SECONDS, "v1", dotted));
 add("chargebee", { id: "ev_1", event_type: "customer_created" }, "customer_created", "ev_1", () => ({ authorization: `Basic ${Buffer.from("user:pass").toString("base64")}` }), { secret: "user:pass" });
@@ -73,6 +74,7 @@ add("knock", { id: "k1", type: "message.sent" }, "message.sent", "k1", pair("x-k
 add("lemon-squeezy", { meta: { event_name: "order_created" }, data: { id: "1" } }, "order_created", null, (body) => ({ "x-signature": hmac(body) }));
 add("linkedin", { notificationId: 7, type: "ORGANIZATION_SOCIAL_ACTION_NOTIFICATIONS" }, "ORGANIZATION_SOCIAL_ACTION_NOTIFICATIONS", "7", (body) => ({ "x-li-signature": hmac(`hmacsha256=${body}`) }));
 add("lithic", { event_type: "card_transaction.updated" }, "card_transaction.updated", ID, webhook(KEY), { secret: WHSEC });
+add("microsoft-graph", { value: [{ subscriptionId: "s1", clientState: SECRET, changeType: "updated", resource: "users/1" }, { subscriptionId: "s1", clientState: SECRET, lifecycleEvent: "missed" }] }, "microsoft-graph", null, () => ({}));
 add("mux", { id: "m1", type: "video.asset.ready", object: { id: "a1" } }, "video.asset.ready", "m1", pair("mux-signature", SECONDS, "v1", dotted));
 add("notion", { id: "n1", type: "page.created", entity: { id: "p1" } }, "page.created", "n1", (body) => ({ "x-notion-signature": `sha256=${hmac(body)}` }));
 add("nylas", { id: "n1", type: "message.created" }, "message.created", "n1", (body) => ({ "x-nylas-signature": hmac(body) }));

@@ -1,6 +1,7 @@
 //! What the items of a body are, by each rule of a description.
 
 mod foreign;
+mod kinds;
 mod properties;
 
 use bytes::Bytes;
@@ -431,6 +432,18 @@ fn a_mistake_in_a_batch_is_named() {
         (
             path("kind", json!({ "constant": "" })),
             "batch.kind.constant: use 1 to 128",
+        ),
+        (
+            path("kind", json!({ "join": ["/a"] })),
+            "batch.kind.join: name 2 to 8 JSON pointers",
+        ),
+        (
+            path("kind", json!({ "join": ["/a", "b"] })),
+            "batch.kind.join: \"b\" is no JSON pointer",
+        ),
+        (
+            path("kind", json!({ "join": ["/a", "/b"], "default": "" })),
+            "batch.kind.default: use 1 to 128",
         ),
         (
             path("kind", json!("^id")),
