@@ -47,7 +47,9 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 
 fn large() -> Vec<u8> {
     let body = format!(r#"{{"id":"large","text":"{}"}}"#, "x".repeat(LARGE - 25));
-    let signature = Secret::new(SECRET).expect("it is not empty").sign(body.as_bytes());
+    let signature = Secret::new(SECRET)
+        .expect("it is not empty")
+        .sign(body.as_bytes());
     let head = format!(
         "POST /webhooks HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nx-service-event: chat-rated\r\n\
          x-service-hmac-sha256: {signature}\r\ncontent-length: {}\r\n",

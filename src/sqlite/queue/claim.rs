@@ -172,13 +172,12 @@ fn take(tx: &mut Tx<'_>, EventId(seq): EventId, take: &Take) -> Result<Option<Ta
     lanes::take(tx, &work, kind, take)
 }
 
+/// When an event returns to its line, with its share and kind, or with none if that does not matter.
+type Later = (i64, Option<(usize, EventKind)>);
+
 /// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Returns when
-/// the next ones do, each with its share, or with none if that does not matter.
-fn return_to_lines(
-    tx: &Tx<'_>,
-    of: &[Share],
-    names: &mut Names,
-) -> Result<Vec<(i64, Option<(usize, EventKind)>)>> {
+/// the next ones do.
+fn return_to_lines(tx: &Tx<'_>, of: &[Share], names: &mut Names) -> Result<Vec<Later>> {
     let mut returns = RETURNS;
     let mut later = Vec::new();
     for place in [Place::Taken, Place::Aside] {
