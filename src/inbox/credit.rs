@@ -4,6 +4,7 @@
 //! 64 + t + 16 × successes failing calls in t seconds, and one that fails for some chats only is not slowed down.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::mem;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -18,11 +19,11 @@ pub(super) const CALLS: usize = 64;
 /// What a success adds.
 const GAIN: f64 = 16.0;
 
-/// Without a success for so long, a type makes a call in [`SLOWEST`] at most.
+/// Without a success for so long, a type of which several chats fail makes a call in [`SLOWEST`] at most.
 const LONG: Duration = Duration::from_secs(10 * 60);
 const SLOWEST: Duration = Duration::from_secs(10);
 
-/// The chats of which an event failed, until a type that has had no success for [`LONG`] counts as slowed down.
+/// So many chats are several.
 const CHATS: usize = 10;
 
 /// For how long a type or a route counts as busy after an event: so long, no other one takes all places.
@@ -110,6 +111,13 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
     }
 }
 
+impl Failing {
+    /// Whether the whole type has failed for long, and not a few chats.
+    fn is_long(&self) -> bool {
+        self.lanes.len() >= CHATS && self.since.elapsed() >= LONG
+    }
+}
+
 impl Credit {
     fn new(most: f64) -> Self {
         let now = Instant::now();
@@ -138,10 +146,7 @@ impl Credit {
     /// When the next call may begin, at the earliest.
     fn next_call(&self) -> Instant {
         let paid = self.next_wanted();
-        let pause = self
-            .failing
-            .as_ref()
-            .filter(|it| it.since.elapsed() >= LONG);
+        let pause = self.failing.as_ref().filter(|it| it.is_long());
         let after = pause.map(|it| it.last_call + SLOWEST);
         after.map_or(paid, |after| after.max(paid))
     }
@@ -159,10 +164,7 @@ impl Credit {
         if self.next_call() > self.at {
             return 0;
         }
-        let is_slowest = self
-            .failing
-            .as_ref()
-            .is_some_and(|it| it.since.elapsed() >= LONG);
+        let is_slowest = self.failing.as_ref().is_some_and(Failing::is_long);
         if is_slowest { 1 } else { self.left as usize }
     }
 
@@ -276,7 +278,7 @@ impl Credits {
         };
         it.refill(most);
         it.busy = it.busy.saturating_sub(1);
-        let was_slowed = it.is_slowed();
+        let (was_failing, was_slowed) = (it.failing.is_some(), it.is_slowed());
         match works {
             Some(true) => {
                 it.left = (it.left + 1.0 + GAIN).min(most);
@@ -294,15 +296,21 @@ impl Credits {
                 if failing.lanes.len() < CHATS {
                     failing.lanes.insert(lane);
                 }
-                let is_long = failing.lanes.len() >= CHATS && failing.since.elapsed() >= LONG;
-                failing.is_slowed |= it.left < 1.0 || is_long;
+                failing.is_slowed |= it.left < 1.0 || failing.is_long();
                 self.low.insert(of.clone());
             }
         }
         let is_slowed = it.is_slowed();
+        let mut has_room = mem::take(&mut it.is_waiting);
+        if was_failing {
+            // Types that fail share their places.
+            for other in self.types.values_mut().filter(|it| it.failing.is_some()) {
+                has_room |= mem::take(&mut other.is_waiting);
+            }
+        }
         Change {
             is_slowed: (is_slowed != was_slowed).then_some(is_slowed),
-            has_room: std::mem::take(&mut it.is_waiting),
+            has_room,
         }
     }
 
@@ -579,7 +587,9 @@ mod tests {
             .sum();
         assert_eq!(more, 0);
         assert!(credits.reserve(&closed()));
-        credits.end(&failing[0], None, 1);
+        assert!(!credits.wait(&failing[1]));
+        let end = credits.end(&failing[0], None, 1);
+        assert!(end.has_room, "another one waits for it");
         let shares = credits.shares();
         let of = |kind: &EventKind| {
             shares
@@ -618,7 +628,11 @@ mod tests {
     async fn the_event_that_a_person_wants_is_next() {
         let mut credits = Credits::new(8, 2);
         assert!(!credits.want(&rated(), EventId(7)), "nothing has failed");
-        assert_eq!(fail(&mut credits, &rated()), 2);
+        for chat in 0..CHATS {
+            assert!(credits.reserve(&rated()));
+            credits.end(&rated(), Some(false), chat as i64);
+            advance(SECOND).await;
+        }
         advance(LONG).await;
         assert_eq!(fail(&mut credits, &rated()), 1, "one in ten seconds");
         advance(SECOND).await;
