@@ -14,7 +14,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
 use crate::event::{Event, EventKind, field_at, is_name, repair};
-use crate::route::RouteName;
+use crate::route::{EventType, RouteName};
 
 /// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
 /// ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)).
@@ -437,6 +437,10 @@ impl RawDelivery {
     #[must_use]
     pub fn kind(&self) -> &EventKind {
         &self.content.kind
+    }
+
+    pub(crate) fn event_type(&self) -> EventType {
+        EventType::new(self.route().clone(), self.kind().clone())
     }
 
     /// Returns the idempotency key, if the delivery has one. It is not signed.

@@ -336,8 +336,8 @@ pub enum Settlement {
         failure: Option<Failure>,
         /// Whether the failure counts.
         counts: bool,
-        /// Whether it is that of a probe, whose whole kind fails: it says little of the event.
-        is_probe: bool,
+        /// Whether attempts of its type are slowed down, as the whole type fails: it says little of the event.
+        is_slowed: bool,
         /// Whether the lane waits for the next attempt. Otherwise, the event is tried again out of order.
         blocks_lane: bool,
     },

@@ -158,7 +158,7 @@ async fn wait_and_fail(queue: &Queue, count: u64) -> Result<Unsettled> {
                     after: Duration::from_secs(24 * 60 * 60),
                     failure: Some(failure()),
                     counts: true,
-                    is_probe: false,
+                    is_slowed: false,
                     blocks_lane: true,
                 },
                 _ => Settlement::Dead {

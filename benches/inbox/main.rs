@@ -16,6 +16,7 @@ mod disk;
 mod events;
 mod floor;
 mod idle;
+mod large;
 #[allow(dead_code)]
 #[path = "../loopback/load.rs"]
 mod load;
@@ -118,6 +119,8 @@ enum Part {
     Backlog,
     /// Deliveries of 100 events, beside those of one
     Batches,
+    /// Small deliveries beside bodies of 25 MiB
+    Large,
     /// Bytes on the disk for each event
     Disk,
     /// Postgres accepts, handles and settles, with two processes
@@ -194,6 +197,9 @@ fn run(args: Args) -> Result<()> {
     }
     if wanted(Part::Batches) {
         batches::run(&effort, &mut verdicts)?;
+    }
+    if wanted(Part::Large) {
+        large::run(&effort, &mut verdicts)?;
     }
     if wanted(Part::Disk) {
         disk::run(&effort, &mut verdicts)?;

@@ -12,8 +12,10 @@ pub(super) struct Ended<'a> {
     pub(super) event: &'a TakenEvent,
     pub(super) outcome: &'a Outcome,
     pub(super) took: Duration,
-    /// Whether it was the probe of a tripped kind.
-    pub(super) is_probe: bool,
+    /// Whether attempts of its type are slowed down, so that its failures do not count.
+    pub(super) is_slowed: bool,
+    /// Whether its type is short of credit.
+    pub(super) is_short: bool,
     /// How much of the delay is subtracted: from 0 for nothing to 1 for a quarter.
     pub(super) jitter: f64,
 }
@@ -68,7 +70,7 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
                 after: *delay,
                 failure: None,
                 counts: false,
-                is_probe: false,
+                is_slowed: false,
                 blocks_lane: rules.blocks_lane(&event.delivery),
             },
             Line::Snoozed { delay: *delay },
@@ -94,22 +96,22 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
 const MOST_UNCOUNTED: u32 = 100;
 const LONGEST_UNCOUNTED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// Decides whether a failure is the last one, and otherwise when the event is tried again. A failure of a probe does
-/// not count, as the whole kind fails.
+/// Decides whether a failure is the last one, and otherwise when the event is tried again. While attempts of its type are slowed
+/// down, a failure does not count, as the whole type fails.
 fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules) -> Decision {
     let Ended { event, outcome, .. } = ended;
     let took = Some(ended.took);
-    let counts = counts && !ended.is_probe;
+    let counts = counts && !ended.is_slowed;
     let is_last = match counts {
         true => rules.retry.is_last(event.failures, event.tried_for),
         false => {
-            // The whole kind fails, so only an event that was probed for weeks may be the cause.
-            let most = if ended.is_probe {
+            // The whole type fails, so only an event that was tried for weeks may be the cause.
+            let most = if ended.is_slowed {
                 2 * MOST_UNCOUNTED
             } else {
                 MOST_UNCOUNTED
             };
-            let is_long = !ended.is_probe && event.tried_for >= Some(LONGEST_UNCOUNTED);
+            let is_long = !ended.is_slowed && event.tried_for >= Some(LONGEST_UNCOUNTED);
             event.uncounted >= most - 1 || is_long
         }
     };
@@ -120,19 +122,22 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
             line: Line::LastFailure { failures },
         };
     }
-    // A probe's kind has a delay of its own.
-    let failures = match counts || ended.is_probe {
+    // Its type has a pace of its own.
+    let failures = match counts || ended.is_slowed {
         true => event.failures,
         false => event.failures.max(event.uncounted),
     };
-    let delay = rules.retry.delay(failures, ended.jitter);
+    let mut delay = rules.retry.delay(failures, ended.jitter);
+    if ended.is_short {
+        delay = delay.max(rules.retry.delay_when_short(ended.jitter));
+    }
     let after = delay.max(asked.unwrap_or_default());
     Decision {
         settlement: Some(Settlement::Retry {
             after,
             failure: Some(outcome.failure(took)),
             counts,
-            is_probe: ended.is_probe,
+            is_slowed: ended.is_slowed,
             blocks_lane: rules.blocks_lane(&event.delivery),
         }),
         line: Line::Retried { after },
@@ -222,7 +227,8 @@ mod tests {
             event,
             outcome,
             took: SECOND,
-            is_probe: false,
+            is_slowed: false,
+            is_short: false,
             jitter: 0.0,
         };
         decide(ended, rules).settlement
@@ -380,14 +386,14 @@ mod tests {
             ..Rules::default()
         };
         let week = 7 * 24 * HOUR;
-        for (uncounted, tried_for, is_last, is_last_probe) in [
+        for (uncounted, tried_for, is_last, is_last_slowed) in [
             (0, None, false, false),
             (98, Some(week - SECOND), false, false),
             (99, Some(SECOND), true, false),
             (1, Some(week), true, false),
             (99, Some(week), true, false),
             (99, Some(2 * week), true, false),
-            // Probes add little.
+            // While attempts of the type are slowed down, one adds little.
             (198, Some(2 * week), true, false),
             (199, None, true, true),
         ] {
@@ -395,12 +401,13 @@ mod tests {
                 uncounted,
                 ..event(0, tried_for)
             };
-            for (is_probe, is_last) in [(false, is_last), (true, is_last_probe)] {
+            for (is_slowed, is_last) in [(false, is_last), (true, is_last_slowed)] {
                 let ended = Ended {
                     event: &event,
                     outcome: &away,
                     took: SECOND,
-                    is_probe,
+                    is_slowed,
+                    is_short: false,
                     jitter: 0.0,
                 };
                 let decision = decide(ended, &rules);
@@ -423,10 +430,10 @@ mod tests {
     }
 
     #[test]
-    fn delays_grow_with_the_failures_of_their_sort_but_those_of_probes() {
+    fn delays_grow_with_the_failures_of_their_sort_and_are_longer_without_credit() {
         let error = outcome(Err(HandlerError::retry("error")));
         let away = Outcome::unavailable("the database is away", SECOND);
-        let after = |outcome: &Outcome, is_probe, uncounted, jitter| {
+        let after_with = |outcome: &Outcome, is_slowed, is_short, uncounted, jitter| {
             let event = TakenEvent {
                 uncounted,
                 ..event(1, Some(SECOND))
@@ -435,7 +442,8 @@ mod tests {
                 event: &event,
                 outcome,
                 took: SECOND,
-                is_probe,
+                is_slowed,
+                is_short,
                 jitter,
             };
             let decision = decide(ended, &Rules::default());
@@ -445,9 +453,17 @@ mod tests {
             assert_eq!(decision.line, Line::Retried { after });
             assert_eq!(
                 counts,
-                !is_probe && matches!(outcome, Outcome::Failed { .. })
+                !is_slowed && matches!(outcome, Outcome::Failed { .. })
             );
             after
+        };
+        for (is_slowed, jitter, expected) in [(false, 0.0, 120), (true, 0.0, 120), (true, 1.0, 90)]
+        {
+            let after = after_with(&error, is_slowed, true, 9, jitter);
+            assert_eq!(after, expected * SECOND, "short of credit");
+        }
+        let after = |outcome: &Outcome, is_slowed, uncounted, jitter| {
+            after_with(outcome, is_slowed, false, uncounted, jitter)
         };
         assert_eq!(after(&error, false, 9, 0.0), 10 * SECOND);
         // A handler may ask for a longer delay, and not for a shorter one.

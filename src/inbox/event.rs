@@ -85,6 +85,21 @@ pub struct Share {
     pub busy: usize,
     /// The most attempts at this route that may be in progress.
     pub most: usize,
+    /// The kinds with attempts in progress, and those that may have fewer than the others.
+    pub kinds: Vec<KindShare>,
+    /// The most attempts of each other kind that may be in progress.
+    pub each: usize,
+}
+
+/// What a worker takes of a kind in a claim.
+#[derive(Clone, Debug)]
+pub struct KindShare {
+    /// The kind.
+    pub kind: EventKind,
+    /// The number of its attempts that are in progress: of a route's kinds, the one with the fewest is next.
+    pub busy: usize,
+    /// The most of its attempts that may be in progress.
+    pub most: usize,
 }
 
 impl From<Take> for Share {
@@ -93,6 +108,51 @@ impl From<Take> for Share {
             take: Arc::new(take),
             busy: 0,
             most: usize::MAX,
+            kinds: Vec::new(),
+            each: usize::MAX,
+        }
+    }
+}
+
+/// The shares of a claim, with what it has taken so far.
+#[derive(Debug)]
+pub(crate) struct Shares(Vec<Share>);
+
+impl Shares {
+    pub(crate) fn new(of: &[Share]) -> Self {
+        Self(of.to_vec())
+    }
+
+    fn kind(&self, share: usize, kind: &EventKind) -> Option<&KindShare> {
+        self.0[share].kinds.iter().find(|it| it.kind == *kind)
+    }
+
+    /// How many attempts of a share are in progress, and how many of a kind.
+    pub(crate) fn busy(&self, share: usize, kind: &EventKind) -> (usize, usize) {
+        let of_kind = self.kind(share, kind).map_or(0, |it| it.busy);
+        (self.0[share].busy, of_kind)
+    }
+
+    /// Whether another event of a kind may be taken.
+    pub(crate) fn has_room(&self, share: usize, kind: &EventKind) -> bool {
+        let Share {
+            busy, most, each, ..
+        } = self.0[share];
+        let of_kind = self.kind(share, kind);
+        busy < most && of_kind.map_or(each > 0, |it| it.busy < it.most)
+    }
+
+    /// Notes that an event was taken.
+    pub(crate) fn take(&mut self, share: usize, kind: &EventKind) {
+        let share = &mut self.0[share];
+        share.busy += 1;
+        match share.kinds.iter_mut().find(|it| it.kind == *kind) {
+            Some(it) => it.busy += 1,
+            None => share.kinds.push(KindShare {
+                kind: kind.clone(),
+                busy: 1,
+                most: share.each,
+            }),
         }
     }
 }
@@ -213,18 +273,19 @@ pub struct TakenEvent {
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of these failures, or of those that did not count and were no probes while none did. `None` if there is none.
+    /// The time since the first of these failures, or of those that did not count while none did, unless attempts
+    /// of the type were slowed down. `None` if there is none.
     pub tried_for: Option<Duration>,
-    /// The number of attempts that failed without being counted. 200 probes of a tripped kind are as one.
+    /// The number of attempts that failed without being counted. 200 while attempts of the type were slowed down are as one.
     pub uncounted: u32,
 }
 
-/// What a queue adds for each failure that does not count, so that the probe of a tripped kind can be a small part of one.
+/// What a queue adds for each failure that does not count, so that one while attempts of its type are slowed down can be a small part of it.
 pub(crate) const UNCOUNTED: u32 = 200;
 
 /// What it adds for one.
-pub(crate) fn uncounted(is_probe: bool) -> u32 {
-    if is_probe { 1 } else { UNCOUNTED }
+pub(crate) fn uncounted(is_slowed: bool) -> u32 {
+    if is_slowed { 1 } else { UNCOUNTED }
 }
 
 /// The state of an event.

@@ -361,32 +361,32 @@ impl Inbox {
                 .change
                 .change(ActionKind::Redrive, id, from, &self.settings.by);
         let change = self.shared.call("redrive", redrive).await?;
-        if change == Change::Made && !self.shared.workers.tripped().is_empty() {
-            // If this fails, the event waits for a probe as all others of its kind.
+        if change == Change::Made && !self.shared.workers.slowed().is_empty() {
+            // If this fails, the event waits for its turn as all others of its type.
             let event = self
                 .shared
                 .call("get", self.shared.queue.list.get(id))
                 .await;
             if let Ok(Some(event)) = event {
                 let EventSummary { route, kind, .. } = event.summary;
-                self.shared.workers.probe(&EventType::new(route, kind), id);
+                self.shared.workers.want(&EventType::new(route, kind), id);
             }
         }
         self.shared.workers.wake();
         Ok(change)
     }
 
-    /// Returns the event types that are [tripped](crate::docs::inbox#tripped-event-types) in a worker of this inbox, and when the
-    /// next event of each is tried. A time in the past means that an attempt is in progress.
+    /// Returns the event types whose attempts are [slowed down](crate::docs::inbox#types-that-fail) in a worker of this inbox, and
+    /// when the next one of each may begin: now, if that is in the past.
     #[must_use]
-    pub fn tripped(&self) -> BTreeMap<EventType, SystemTime> {
+    pub fn slowed(&self) -> BTreeMap<EventType, SystemTime> {
         let (now, time) = (Instant::now(), SystemTime::now());
-        let tripped = self.shared.workers.tripped().into_iter();
+        let slowed = self.shared.workers.slowed().into_iter();
         let at = |next: Instant| match next.checked_duration_since(now) {
             Some(left) => time + left,
             None => time - now.duration_since(next),
         };
-        tripped.map(|(of, next)| (of, at(next))).collect()
+        slowed.map(|(of, next)| (of, at(next))).collect()
     }
 
     /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at

@@ -52,6 +52,7 @@ pub(crate) mod actions;
 mod backlog;
 mod bulk;
 pub(crate) mod counts;
+mod credit;
 mod decide;
 pub(crate) mod event;
 mod gaps;
@@ -67,7 +68,6 @@ mod retry;
 pub(crate) mod route;
 mod rules;
 pub(crate) mod text;
-mod trip;
 pub(crate) mod worker;
 mod workers;
 
@@ -77,7 +77,7 @@ mod workers;
 pub mod internal {
     pub use super::actions::{BulkStep, NewBulk};
     pub use super::event::{
-        EventLease, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, Share, Take, TakenEvent,
+        EventLease, KindShare, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, Share, Take, TakenEvent,
     };
     pub use super::handlers::NewNote;
     pub use super::queue::{

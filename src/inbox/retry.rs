@@ -26,6 +26,9 @@ pub struct Retry {
     max_attempts: Option<u32>,
 }
 
+/// The shortest delay of an event whose type is short of credit.
+const WHEN_SHORT: Duration = Duration::from_secs(2 * 60);
+
 impl Default for Retry {
     fn default() -> Self {
         Self {
@@ -71,7 +74,16 @@ impl Retry {
     /// so that events that failed at the same time are not tried again at the same time.
     pub(super) fn delay(&self, failures: u32, jitter: f64) -> Duration {
         let factor = 2_u32.saturating_pow(failures.min(31));
-        let delay = self.shortest.saturating_mul(factor).min(self.longest);
+        self.with_jitter(self.shortest.saturating_mul(factor), jitter)
+    }
+
+    /// The shortest delay while the credit of the event's type is short: events that were never tried go first.
+    pub(super) fn delay_when_short(&self, jitter: f64) -> Duration {
+        self.with_jitter(WHEN_SHORT, jitter)
+    }
+
+    fn with_jitter(&self, delay: Duration, jitter: f64) -> Duration {
+        let delay = delay.min(self.longest);
         delay.saturating_sub(delay.mul_f64(jitter / 4.0))
     }
 }

@@ -5,6 +5,7 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use super::credit::CALLS;
 use super::event::Kinds;
 use super::retry::Retry;
 use crate::delivery::RawDelivery;
@@ -30,7 +31,8 @@ pub(super) struct Rules {
     pub(super) on_failure_of: BTreeMap<EventType, OnFailure>,
     pub(super) hold_lane_on_dead: bool,
     pub(super) max_crashes: u32,
-    pub(super) trip_after: usize,
+    /// The calls of each type's full credit.
+    pub(super) credit: usize,
     pub(super) poll_every: Duration,
 }
 
@@ -44,7 +46,7 @@ impl Default for Rules {
             on_failure_of: BTreeMap::new(),
             hold_lane_on_dead: false,
             max_crashes: 3,
-            trip_after: 10,
+            credit: CALLS,
             poll_every: Duration::from_millis(500),
         }
     }

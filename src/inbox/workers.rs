@@ -33,10 +33,10 @@ pub(super) trait Local: Send + Sync {
     fn wake(&self);
     /// Returns what ends the attempt of an event, if it is in progress.
     fn revocation(&self, id: EventId) -> Option<Revocation>;
-    /// Returns the kinds that are tripped, and when the next probe of each is due.
-    fn tripped(&self) -> Vec<(EventType, Instant)>;
-    /// Makes an event the next probe of its kind if that is tripped, and returns whether it is.
-    fn probe(&self, kind: &EventType, id: EventId) -> bool;
+    /// Returns the types that are slowed down, and when the next call of each may begin.
+    fn slowed(&self) -> Vec<(EventType, Instant)>;
+    /// Makes an event the next one of its type if that waits for credit, and returns whether it does.
+    fn want(&self, of: &EventType, id: EventId) -> bool;
     /// Whether a claim has succeeded since it was asked for, or may yet.
     fn can_claim(&self) -> bool;
     fn check(&self);
@@ -70,24 +70,22 @@ impl Workers {
             .find_map(|registered| registered.worker.revocation(id))
     }
 
-    /// Returns the kinds that are tripped in a worker, and when the next probe of each is due.
-    pub(super) fn tripped(&self) -> BTreeMap<EventType, Instant> {
-        let mut tripped = BTreeMap::new();
+    /// Returns the types that are slowed down in a worker, and when the next call of each may begin.
+    pub(super) fn slowed(&self) -> BTreeMap<EventType, Instant> {
+        let mut slowed = BTreeMap::new();
         for registered in &*lock(&self.all) {
-            for (kind, next) in registered.worker.tripped() {
-                let earliest = tripped.entry(kind).or_insert(next);
+            for (of, next) in registered.worker.slowed() {
+                let earliest = slowed.entry(of).or_insert(next);
                 *earliest = next.min(*earliest);
             }
         }
-        tripped
+        slowed
     }
 
-    /// Makes an event the next probe of its kind, if that is tripped in a worker.
-    pub(super) fn probe(&self, kind: &EventType, id: EventId) {
+    /// Makes an event the next one of its type, if that waits for credit in a worker.
+    pub(super) fn want(&self, of: &EventType, id: EventId) {
         let all = lock(&self.all);
-        let _ = all
-            .iter()
-            .any(|registered| registered.worker.probe(kind, id));
+        let _ = all.iter().any(|registered| registered.worker.want(of, id));
     }
 
     /// Whether a worker handles a route.

@@ -97,8 +97,8 @@ GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
 -- `lane` and `own` are the lane's digest and 0 in a line, and 0 and the event's number in none. A row with a fence is
 -- leased until it is due. `due` is NULL for a dead letter that holds its lane. `is_suspect`: it crashed before, or is
 -- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count, 200
--- for each, and 1 for the probe of a tripped kind. `first_failed`: the first failure that counts, or the first one of all
--- but probes while none does; of an event that has not failed, when it was snoozed. Vacuumed after a number of
+-- for each, and 1 while attempts of the type are slowed down. `first_failed`: the first failure that counts, or the first one of all
+-- but those while attempts of the type are slowed down, while none does; of an event that has not failed, when it was snoozed. Vacuumed after a number of
 -- changes: the table is small, and often empty.
 CREATE TABLE {schema}.head (
     lane bigint NOT NULL,

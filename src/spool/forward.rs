@@ -262,7 +262,7 @@ impl Shared {
             after,
             failure,
             counts: false,
-            is_probe: false,
+            is_slowed: false,
             blocks_lane,
         };
         let id = taken.lease.id;
@@ -342,7 +342,7 @@ impl Shared {
                     after: remaining.clamp(Duration::from_millis(100), ASK_EVERY),
                     failure: None,
                     counts: false,
-                    is_probe: false,
+                    is_slowed: false,
                     blocks_lane: true,
                 });
             }

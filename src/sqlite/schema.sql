@@ -85,7 +85,7 @@ CREATE TABLE work (
     crashes      INTEGER NOT NULL,
     first_failed INTEGER,                -- the first failure that counts, or of all while none does; a snooze before that
     tried        INTEGER NOT NULL,
-    uncounted    INTEGER NOT NULL        -- the attempts that failed and did not count: 200 for each, and 1 for a probe
+    uncounted    INTEGER NOT NULL        -- the attempts that failed and did not count: 200 for each, and 1 while its type is slowed down
 ) STRICT;
 CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL;
 CREATE INDEX work_due ON work (place, kind, due) WHERE place <> $Behind;

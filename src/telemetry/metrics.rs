@@ -83,7 +83,7 @@ metrics! {
     describe_counter DETACHED = "webhook_detached_total", Count, "Attempts that continued after their client disconnected.";
     describe_histogram CALL_DURATION = "webhook_call_duration_seconds", Seconds, "Duration of a call of the store or the queue.";
     describe_counter CALL_ERRORS = "webhook_call_errors_total", Count, "Calls of the store or the queue that failed.";
-    describe_gauge TRIPPED = "webhook_inbox_tripped", Count, "1 while an event type is tripped in this process.";
+    describe_gauge SLOWED = "webhook_inbox_slowed", Count, "1 while attempts of an event type are slowed down in this process.";
     describe_gauge BUDGET_SPENT = "webhook_failure_budget_spent", Count, "Failed deliveries in the last hour.";
     describe_gauge BUDGET_SHARED = "webhook_failure_budget_shared", Count, "Failed deliveries in the last hour, of all processes that share a database.";
     describe_gauge BUDGET_LIMIT = "webhook_failure_budget_limit", Count, "Failed deliveries in an hour above which the sender disables a webhook.";
@@ -179,13 +179,13 @@ impl Observer for Metrics {
             }
             Observation::Call(ended) => call(ended),
             Observation::Detached => counter!(DETACHED).increment(1),
-            Observation::Tripped {
+            Observation::Slowed {
                 route,
                 kind,
-                is_tripped,
+                is_slowed,
             } => {
-                let value = f64::from(u8::from(*is_tripped));
-                gauge!(TRIPPED, self.labels(route, kind)).set(value);
+                let value = f64::from(u8::from(*is_slowed));
+                gauge!(SLOWED, self.labels(route, kind)).set(value);
             }
         }
     }

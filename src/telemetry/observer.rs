@@ -136,14 +136,15 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// Events of a type failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-event-types).
-    Tripped {
+    /// Events of a type fail, and none has succeeded for long, so a worker [slows down](crate::docs::inbox#types-that-fail) its
+    /// attempts.
+    Slowed {
         /// The route.
         route: &'a RouteName,
         /// The kind.
         kind: &'a EventKind,
         /// False when the first success has ended it.
-        is_tripped: bool,
+        is_slowed: bool,
     },
 }
 

@@ -333,7 +333,7 @@ impl Observer for Recent {
                 };
                 lock(&self.shared.state).verified.add(problem, MOST);
             }
-            Observation::Call(_) | Observation::Detached | Observation::Tripped { .. } => {}
+            Observation::Call(_) | Observation::Detached | Observation::Slowed { .. } => {}
         }
     }
 

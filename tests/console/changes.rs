@@ -154,24 +154,24 @@ async fn an_event_says_when_it_is_tried_after_retry_now() {
     }
     sleep(600 * SECOND).await;
     let app = Console::new().inbox(inbox.clone()).router();
-    let when = "The next attempt is made in ";
+    let when = "The next one begins in ";
     let now = "; after <b>Retry now</b>, it is that of this event.";
     get(&app, "/events/50").await.shows(when).shows(now);
     let read_only = Console::new().inbox(inbox.clone()).read_only().router();
     get(&read_only, "/events/50").await.shows(when).hides(now);
     let overview = get(&app, "/").await;
     overview
-        .shows("one at a time until one succeeds, the next in ")
-        .shows("tripped, next in ");
+        .shows("and the next begins in ")
+        .shows("slowed down, next in ");
 
-    // A second after a probe, as there is at most one a second.
-    let probes = crm.attempts();
-    while crm.attempts() == probes {
+    // A second after an attempt, as one begins in ten seconds.
+    let before = crm.attempts();
+    while crm.attempts() == before {
         sleep(SECOND).await;
     }
     sleep(SECOND).await;
     let attempts = crm.attempts();
-    let retried = post(&app, "/events/50/redrive", "state=waiting").await;
+    let retried = post(&app, "/events/50/redrive", "state=retrying").await;
     sleep(SECOND / 2).await;
     assert_eq!(crm.attempts(), attempts + 1);
     let location = retried.is(303).location.clone().unwrap();

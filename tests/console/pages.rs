@@ -478,11 +478,11 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     });
     let retry = |delay| Retry::default().delays(delay, delay);
     let worker = inbox.work(fails.clone()).retry(retry(SECOND));
-    let worker = worker.trip_after(1_000).spawn();
+    let worker = worker.credit(1_000).spawn();
     sleep(30 * SECOND).await;
     worker.drain(SECOND).await.unwrap();
 
-    let worker = inbox.work(fails.clone()).trip_after(2).spawn();
+    let worker = inbox.work(fails.clone()).credit(2).spawn();
     let refuses = EventRouter::new().fallback(async |delivery: RawDelivery| {
         Err(HandlerError::retry(delivery.kind().as_str().repeat(20)))
     });
@@ -501,15 +501,15 @@ async fn pages_are_small_whatever_failed_and_however_often() {
         inbox.redrive(EventId(n), None).await.unwrap();
     }
     let worker = inbox.work(fails.clone()).retry(retry(DAY));
-    let worker = worker.trip_after(1_000).spawn();
+    let worker = worker.credit(1_000).spawn();
     sleep(SECOND).await;
     worker.drain(SECOND).await.unwrap();
 
-    // Kinds are tripped while their worker runs.
+    // Kinds are slowed while their worker runs.
     for n in 20..40 {
         inbox.redrive(EventId(first + 2 * n), None).await.unwrap();
     }
-    let worker = inbox.work(fails).retry(retry(DAY)).trip_after(1);
+    let worker = inbox.work(fails).retry(retry(DAY)).credit(1);
     let _worker = worker.spawn();
     sleep(SECOND).await;
     let oldest = inbox.get(EventId(first)).await.unwrap().unwrap();
@@ -534,7 +534,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
     for (path, shows) in [
         ("/", "10 other kinds are not shown"),
-        ("/", "fail in many chats"),
+        ("/", "none has succeeded for long"),
         ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),
         ("/", "one was expected within"),

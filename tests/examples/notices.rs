@@ -121,13 +121,13 @@ fn a_command_is_told_when_an_alarm_ends() {
     let receiver = receiver_with(&dir, &exec, "100", &options);
     let body = receiver.file("body", "{}");
     // Of a kind without chats, so that each has a lane of its own.
-    let events = ["--event", "invoice-paid", "--body", &body, "--count", "15"];
+    let events = ["--event", "invoice-paid", "--body", &body, "--count", "100"];
     assert_eq!(receiver.send("s", &events).code, 0);
     let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
-    let ended = json!({ "alarm": "tripped", "route": "chat-platform", "kind": "invoice-paid" });
-    let mut tripped = ended.clone();
-    tripped["severity"] = json!("critical");
-    assert_eq!(told(0), json!({ "alarms": [tripped], "ended": [] }));
+    let ended = json!({ "alarm": "slowed", "route": "chat-platform", "kind": "invoice-paid" });
+    let mut slowed = ended.clone();
+    slowed["severity"] = json!("critical");
+    assert_eq!(told(0), json!({ "alarms": [slowed], "ended": [] }));
     fs::write(&works, "").unwrap();
     assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
 }

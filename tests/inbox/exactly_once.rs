@@ -632,7 +632,7 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(20));
         let worker = worker.lease(SECOND).retry(retry);
         let worker = worker.poll_every(Duration::from_millis(20));
-        workers.push(worker.trip_after(usize::MAX).concurrency(6).spawn());
+        workers.push(worker.credit(usize::MAX).concurrency(6).spawn());
     }
     let admin = app.database.pool(1).await;
     let cutting = tokio::spawn(async move {

@@ -109,7 +109,7 @@ impl Calls for OddQueue {
                     after: DAY,
                     failure: Some(failure("the thief's CRM is down")),
                     counts: true,
-                    is_probe: false,
+                    is_slowed: false,
                     blocks_lane: true,
                 };
                 self.queue.settle(&stolen, &retry, None).await?;
@@ -247,7 +247,7 @@ async fn limits_without_an_end_end_no_task() {
     let worker = inbox
         .work(crm.router())
         .poll_every(365 * DAY)
-        .trip_after(usize::MAX)
+        .credit(usize::MAX)
         .retry(retry)
         .route(without_end)
         .spawn();

@@ -443,7 +443,7 @@ async fn a_fallback_leaves_what_a_service_names_that_was_started_just_now() {
     stop(new).await;
 }
 
-/// A type that is tripped here, and that another service handles: no attempt here could end the alarm.
+/// A type that is slowed here, and that another service handles: no attempt here could end the alarm.
 #[tokio::test(start_paused = true)]
 async fn a_trip_ends_when_another_service_handles_the_type() {
     let log = Log::capture(Level::INFO);
@@ -452,7 +452,7 @@ async fn a_trip_ends_when_another_service_handles_the_type() {
     let notes = Notes::default();
     observe(&desk, notes.clone());
     let router = EventRouter::new().fallback(async |_: RawDelivery| Err("it is down".into()));
-    let own = desk.work(router).trip_after(2).spawn();
+    let own = desk.work(router).credit(2).spawn();
     sleep(SECOND).await;
     let webhooks = accepting(&desk, Webhooks::new(secret()));
     for number in 0..2 {
@@ -461,16 +461,16 @@ async fn a_trip_ends_when_another_service_handles_the_type() {
         send(&webhooks, event).await.assert_ok();
     }
     sleep(MINUTE).await;
-    assert!(desk.tripped().contains_key(&OTHER.into()));
+    assert!(desk.slowed().contains_key(&OTHER.into()));
     let other = shop.start("other", &[OTHER]);
     sleep(2 * MINUTE).await;
     assert_eq!(shop.states().await, [HANDLED; 2]);
-    assert_eq!(desk.tripped(), [].into());
+    assert_eq!(desk.slowed(), [].into());
     let mut trips = notes.take();
-    trips.retain(|line| line.starts_with("tripped"));
+    trips.retain(|line| line.starts_with("slowed"));
     assert_eq!(
         trips,
-        ["tripped chat-closed true", "tripped chat-closed false"]
+        ["slowed chat-closed true", "slowed chat-closed false"]
     );
     let told = "another worker handles this type";
     assert_eq!(log.count(Level::INFO, told), 1, "{}", log.text());

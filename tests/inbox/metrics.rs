@@ -109,7 +109,7 @@ async fn recorded_metrics_are_those_of_the_table() {
             _ => Ok(()),
         }
     });
-    let worker = inbox.work(events.clone()).trip_after(1).spawn();
+    let worker = inbox.work(events.clone()).credit(1).spawn();
     for chat in ["fine", "slow", "dead", "fails"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }
@@ -204,7 +204,7 @@ async fn recorded_metrics_are_those_of_the_table() {
         ),
         ("webhook_detached_total{}", 1.0),
         (
-            "webhook_inbox_tripped{route=chat-platform,kind=chat-rated}",
+            "webhook_inbox_slowed{route=chat-platform,kind=chat-rated}",
             1.0,
         ),
         (

@@ -103,14 +103,14 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
     observe(&inbox, notes.clone());
     let webhooks = webhooks(&inbox);
     crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
-    let worker = inbox.work(crm.router()).trip_after(3).spawn();
+    let worker = inbox.work(crm.router()).credit(3).spawn();
     for chat in ["a", "b", "c"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }
     sleep(SECOND).await;
     let seen = notes.take();
     assert!(
-        seen.contains(&"tripped chat-rated true".to_owned()),
+        seen.contains(&"slowed chat-rated true".to_owned()),
         "{seen:?}"
     );
     for call in ["accept", "settle", "claim"] {
@@ -124,7 +124,7 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
     within_a_month(|| crm.handled() == 3).await;
     let seen = notes.take();
     assert!(
-        seen.contains(&"tripped chat-rated false".to_owned()),
+        seen.contains(&"slowed chat-rated false".to_owned()),
         "{seen:?}"
     );
 

@@ -81,7 +81,7 @@ impl<S> Work<S> {
         only(types: impl IntoIterator<Item = impl Into<EventType>>);
         hold_lane_on_dead();
         max_crashes(crashes: u32);
-        trip_after(lanes: usize);
+        credit(lanes: usize);
         poll_every(interval: Duration);
     }
 

@@ -81,11 +81,11 @@ fn describe(observation: &Observation<'_>) -> String {
             reason,
         } => format!("accepted dead {} {event}: {reason}", of(route, kind)),
         Observation::Detached => "detached".into(),
-        Observation::Tripped {
+        Observation::Slowed {
             route,
             kind,
-            is_tripped,
-        } => format!("tripped {} {is_tripped}", of(route, kind)),
+            is_slowed,
+        } => format!("slowed {} {is_slowed}", of(route, kind)),
         other => format!("{other:?}"),
     }
 }

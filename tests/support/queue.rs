@@ -184,7 +184,7 @@ pub fn retry(after: Duration) -> Settlement {
         after,
         failure: Some(failure("retry")),
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane: true,
     }
 }
@@ -195,7 +195,7 @@ pub fn retry_for(failure: Failure) -> Settlement {
         after: Duration::ZERO,
         failure: Some(failure),
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane: true,
     }
 }
@@ -206,7 +206,7 @@ pub fn skip(after: Duration) -> Settlement {
         after,
         failure: Some(failure("skip")),
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane: false,
     }
 }
@@ -217,7 +217,7 @@ pub fn outage(after: Duration) -> Settlement {
         after,
         failure: Some(failure("outage")),
         counts: false,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane: true,
     }
 }
@@ -228,7 +228,7 @@ pub fn probe(after: Duration) -> Settlement {
         after,
         failure: Some(failure("probe")),
         counts: false,
-        is_probe: true,
+        is_slowed: true,
         blocks_lane: true,
     }
 }
@@ -238,7 +238,7 @@ pub fn snooze(after: Duration) -> Settlement {
         after,
         failure: None,
         counts: false,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane: true,
     }
 }

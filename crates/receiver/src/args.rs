@@ -374,7 +374,7 @@ pub(crate) struct Monitoring {
     /// A command that is run when alarms begin, become worse or end, by `sh -c`
     ///
     /// It receives a line of JSON on standard input: `alarms`, all of now, and `ended`. Each has `alarm`
-    /// (`failure-budget`, `unverified-requests`, `silent`, `tripped`, `cannot-claim`, `spool-full` or `spool-not-flushed`), `route`
+    /// (`failure-budget`, `unverified-requests`, `silent`, `slowed`, `cannot-claim`, `spool-full` or `spool-not-flushed`), `route`
     /// and `kind`, and one of now its `severity`, for failures of the last hour `failures`, `limit` and `disabled_in_seconds`, and for a spool
     /// `events` and `full_in_seconds`. It is run as that of --on-dead.
     #[arg(long, value_name = "COMMAND", value_parser = command)]

@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(crate) struct Notices {
     dead: Mutex<Dead>,
     has_dead: Notify,
-    tripped: Mutex<BTreeSet<EventType>>,
+    slowed: Mutex<BTreeSet<EventType>>,
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     inboxes: Mutex<Vec<Inbox>>,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
@@ -145,8 +145,8 @@ impl Notices {
             let of = json!({ "severity": "critical", "quiet_seconds": quiet });
             add(("silent", Some(silent.route), Some(silent.kind)), of);
         }
-        for of in &*lock(&self.tripped) {
-            let name = ("tripped", Some(of.route.clone()), Some(of.kind.clone()));
+        for of in &*lock(&self.slowed) {
+            let name = ("slowed", Some(of.route.clone()), Some(of.kind.clone()));
             add(name, json!({ "severity": "critical" }));
         }
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -232,16 +232,16 @@ impl Observer for Notices {
                 event,
                 reason,
             } => (*route, *kind, Some(*event), "undecodable", *reason),
-            Observation::Tripped {
+            Observation::Slowed {
                 route,
                 kind,
-                is_tripped,
+                is_slowed,
             } => {
                 let of = EventType::new((*route).clone(), (*kind).clone());
-                let mut tripped = lock(&self.tripped);
-                match is_tripped {
-                    true => tripped.insert(of),
-                    false => tripped.remove(&of),
+                let mut slowed = lock(&self.slowed);
+                match is_slowed {
+                    true => slowed.insert(of),
+                    false => slowed.remove(&of),
                 };
                 return;
             }

@@ -2,27 +2,25 @@
 
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::yield_now;
 use tokio::time::Instant;
 use tracing::Instrument;
 
+use super::super::credit::handler_works;
 use super::super::decide::{self, Ended, decide};
 use super::super::event::{EventLease, EventState, Failure, Settlement, Take, TakenEvent};
 use super::super::handlers::{Duty, Own, PUT_OFF};
 use super::super::queue::Settled;
 use super::super::records::PastFailure;
-use super::super::trip::{Probe, handler_works};
 use super::leases::HeldLease;
-use super::pool::{Place, Pool, Slot};
+use super::pool::{Call, Place, Pool, Slot};
 use crate::error::Chain;
 use crate::execution::{Tries, attempt};
 use crate::lock::lock;
 use crate::outcome::Outcome;
-use crate::route::EventType;
-use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
+use crate::telemetry::{AttemptWatch, DeliverySpan};
 
 /// An event to be handled.
 pub(super) struct Attempt {
@@ -30,9 +28,9 @@ pub(super) struct Attempt {
     /// When its lease was requested.
     pub(super) asked: Instant,
     /// Whether it has crashed before.
-    pub(super) suspect: Option<Box<Tried>>,
-    /// Whether it is the probe of a tripped kind.
-    pub(super) probe: Option<Box<Tried>>,
+    pub(super) suspect: Option<Box<Suspect>>,
+    /// What it costs of its type's credit.
+    pub(super) call: Call,
 }
 
 /// The number of events of one lane in a row after which another lane has its turn.
@@ -65,31 +63,15 @@ pub(super) fn run(slot: Slot, first: Attempt, is_early: bool) -> impl Future<Out
     }
 }
 
-/// An event that is tried with care. However its attempt ends, another one may begin then.
-pub(super) struct Tried {
+/// An event in progress that has crashed before. However its attempt ends, another one may begin then.
+pub(super) struct Suspect {
     pool: Arc<Pool>,
-    of: Of,
+    crashes: u32,
 }
 
-pub(super) enum Of {
-    /// The number of its crashes.
-    Suspect(u32),
-    Probe(Probe),
-}
-
-impl Tried {
-    pub(super) fn new(pool: &Arc<Pool>, of: Of) -> Box<Self> {
-        let pool = Arc::clone(pool);
-        Box::new(Self { pool, of })
-    }
-}
-
-impl Drop for Tried {
+impl Drop for Suspect {
     fn drop(&mut self) {
-        match &self.of {
-            Of::Suspect(crashes) => lock(&self.pool.suspects).ended(*crashes),
-            Of::Probe(probe) => lock(&self.pool.trips).probe_ended(probe),
-        }
+        lock(&self.pool.suspects).ended(self.crashes);
         self.pool.ask_now();
     }
 }
@@ -107,11 +89,15 @@ impl Pool {
             Box::pin(self.release(&event.lease)).await;
             return None;
         }
+        let of = event.delivery.event_type();
         Some(Attempt {
             event,
             asked,
-            suspect: (crashes > 0).then(|| Tried::new(self, Of::Suspect(crashes))),
-            probe: None,
+            suspect: (crashes > 0).then(|| {
+                let pool = Arc::clone(self);
+                Box::new(Suspect { pool, crashes })
+            }),
+            call: self.call(of),
         })
     }
 
@@ -134,7 +120,7 @@ impl Pool {
             event,
             asked,
             suspect,
-            probe,
+            mut call,
         }) = next.take()
         else {
             return;
@@ -156,12 +142,14 @@ impl Pool {
         let outcome = self.handle(place, &event, &held).await;
         let settlement = match &outcome {
             Ok(outcome) => {
-                self.note_outcome(&event, outcome);
+                let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
+                let [is_slowed, is_short] = call.end(handler_works(outcome), lane);
                 let ended = Ended {
                     event: &event,
                     outcome,
                     took: began.elapsed(),
-                    is_probe: probe.is_some(),
+                    is_slowed,
+                    is_short,
                     jitter: fastrand::f64(),
                 };
                 let decide::Decision { settlement, line } = decide(ended, self.rules());
@@ -178,7 +166,7 @@ impl Pool {
             Some(settlement) => {
                 let gives_way = self.gives_way(place, turns);
                 let takes_next = !gives_way && !self.stops();
-                let take = takes_next.then(|| place.take());
+                let take = takes_next.then(|| self.take_next(place));
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
                 let settle = self.settle(&held, settlement, take.as_deref(), may_be_settled);
                 let settled = settle.await;
@@ -198,7 +186,7 @@ impl Pool {
         if let Ok(outcome) = &outcome {
             watch.ended(outcome, settlement.as_ref().filter(|_| recorded.is_some()));
         }
-        drop((suspect, probe));
+        drop((suspect, call));
         if let Some((event, asked)) = recorded.flatten() {
             *next = self.admit(*event, asked).await;
         }
@@ -241,7 +229,7 @@ impl Pool {
                         after: PUT_OFF,
                         failure: None,
                         counts: false,
-                        is_probe: false,
+                        is_slowed: false,
                         blocks_lane: false,
                     });
                 }
@@ -275,65 +263,6 @@ impl Pool {
             return Ok(Outcome::Handled);
         }
         Ok(outcome)
-    }
-
-    /// Notes whether the handler of the event's type works.
-    fn note_outcome(&self, event: &TakenEvent, outcome: &Outcome) {
-        let of = || {
-            let delivery = &event.delivery;
-            EventType::new(delivery.route().clone(), delivery.kind().clone())
-        };
-        match handler_works(outcome) {
-            Some(true) if self.has_trips.load(Ordering::Relaxed) => {
-                let of = of();
-                let mut trips = lock(&self.trips);
-                let has_resumed = trips.succeeded(&of);
-                self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
-                if has_resumed {
-                    self.tripped(&of, false);
-                }
-                drop(trips);
-                if has_resumed {
-                    tracing::info!(
-                        route = %of.route, kind = %of.kind,
-                        "an event of this type succeeded: all of them are tried again"
-                    );
-                    self.set_kinds();
-                    self.ask_now();
-                }
-            }
-            Some(true) | None => {}
-            Some(false) => {
-                let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
-                let of = of();
-                let mut trips = lock(&self.trips);
-                let has_tripped = trips.failed(&of, lane);
-                self.has_trips.store(true, Ordering::Relaxed);
-                if has_tripped {
-                    // Under the lock, so that an observer sees trips and their ends in their order.
-                    self.tripped(&of, true);
-                }
-                drop(trips);
-                if has_tripped {
-                    tracing::error!(
-                        route = %of.route, kind = %of.kind,
-                        "events of this type fail in many chats: until one succeeds, one is tried at a time, and its \
-                         failures do not count"
-                    );
-                    self.set_kinds();
-                    self.ask_now();
-                }
-            }
-        }
-    }
-
-    pub(super) fn tripped(&self, EventType { route, kind }: &EventType, is_tripped: bool) {
-        let observers = self.shared.observers();
-        observers.observe(&Observation::Tripped {
-            route,
-            kind,
-            is_tripped,
-        });
     }
 
     /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it

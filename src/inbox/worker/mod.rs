@@ -120,9 +120,9 @@ pub trait Tuning {
     #[must_use]
     fn max_crashes(self, crashes: u32) -> Self;
 
-    /// Sets the number of lanes in which events of a kind fail before it is tripped.
+    /// Sets the calls that a type may make before its first success.
     #[must_use]
-    fn trip_after(self, lanes: usize) -> Self;
+    fn credit(self, calls: usize) -> Self;
 
     /// Sets the interval at which a queue that several processes share is asked for events.
     #[must_use]
@@ -135,8 +135,8 @@ impl Tuning for Worker {
         self
     }
 
-    fn trip_after(mut self, lanes: usize) -> Self {
-        self.0.trip_after = lanes;
+    fn credit(mut self, calls: usize) -> Self {
+        self.0.credit = calls;
         self
     }
 

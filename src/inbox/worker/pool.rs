@@ -12,12 +12,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::Instant;
 use tower_service::Service;
 
+use super::super::credit::{ACTIVE, Change, Credits, three_quarters};
 use super::super::event::{Share, Take};
 use super::super::handle::{Inbox, Settings, Shared};
 use super::super::handlers::Duty;
 use super::super::route::Route;
 use super::super::rules::Rules;
-use super::super::trip::Trips;
 use super::leases::HeldLeases;
 use super::others::Others;
 use super::suspects::Suspects;
@@ -28,7 +28,7 @@ use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::{EventType, RouteName};
 use crate::router::{EventRouter, Handles};
-use crate::telemetry::Kept;
+use crate::telemetry::{Kept, Observation};
 
 /// Whether a worker stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,8 +46,7 @@ pub(super) struct Pool {
     pub(super) settings: Arc<Settings>,
     pub(super) routes: Vec<Place>,
     began: Instant,
-    pub(super) trips: Mutex<Trips>,
-    pub(super) has_trips: AtomicBool,
+    pub(super) credits: Mutex<Credits>,
     pub(super) permits: Arc<Semaphore>,
     /// Whether the last claim may have left events of a route, because it has as many attempts as it may have.
     pub(super) is_capped: AtomicBool,
@@ -139,7 +138,7 @@ pub(super) struct Place {
     pub(super) handler: Handler,
     pub(super) lent: Arc<dyn Any + Send + Sync>,
     pub(super) handles: Handles,
-    /// The kinds to take now, without those that are tripped or left to other workers.
+    /// The kinds to take, without those that are left to other workers.
     take: Mutex<Arc<Take>>,
     /// The number of attempts in progress.
     busy: Arc<AtomicUsize>,
@@ -198,11 +197,76 @@ impl Drop for Slot {
     }
 }
 
+/// A call of the handler of an event, which costs credit of its type. Without an end, it counts as interrupted.
+pub(super) struct Call {
+    pool: Arc<Pool>,
+    of: EventType,
+    has_ended: bool,
+}
+
+impl Call {
+    /// Of a call that has begun.
+    pub(super) fn new(pool: &Arc<Pool>, of: EventType) -> Self {
+        let pool = Arc::clone(pool);
+        Self {
+            pool,
+            of,
+            has_ended: false,
+        }
+    }
+
+    pub(super) fn of(&self) -> &EventType {
+        &self.of
+    }
+
+    /// Ends the call, which showed whether the handler works. Returns whether the type is slowed down, and short of credit.
+    pub(super) fn end(&mut self, works: Option<bool>, lane: i64) -> [bool; 2] {
+        let mut credits = lock(&self.pool.credits);
+        self.has_ended = true;
+        let change = credits.end(&self.of, works, lane);
+        let state = match works {
+            Some(false) => [credits.is_slowed(&self.of), credits.is_short(&self.of)],
+            _ => [false; 2],
+        };
+        // Under the lock, so that an observer sees such changes in their order.
+        if let Some(is_slowed) = change.is_slowed {
+            self.pool.slowed(&self.of, is_slowed);
+        }
+        drop(credits);
+        self.tell(change);
+        state
+    }
+
+    fn tell(&self, change: Change) {
+        let (route, kind) = (&self.of.route, &self.of.kind);
+        match change.is_slowed {
+            Some(true) => tracing::error!(
+                %route, %kind,
+                "events of this type fail, and none has succeeded for long: until one does, attempts of this type are slowed \
+                 down, and failures do not count"
+            ),
+            Some(false) => tracing::info!(
+                %route, %kind,
+                "an event of this type succeeded: its attempts are not slowed down any more"
+            ),
+            None => {}
+        }
+        if change.has_room {
+            self.pool.ask_now();
+        }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.end(None, 0);
+        }
+    }
+}
+
 /// A worker without a claim that succeeded says so after this long.
 const UNABLE: Duration = Duration::from_secs(10);
-
-/// For how long a route counts as busy after an event: so long, no other one takes all places.
-const ACTIVE: Duration = Duration::from_secs(60);
 
 impl Place {
     pub(super) fn take(&self) -> Arc<Take> {
@@ -267,8 +331,7 @@ impl Pool {
         Self {
             routes,
             began: Instant::now(),
-            trips: Mutex::new(Trips::new(rules.trip_after)),
-            has_trips: false.into(),
+            credits: Mutex::new(Credits::new(rules.concurrency, rules.credit)),
             permits: Arc::new(Semaphore::new(rules.concurrency)),
             is_capped: false.into(),
             accepts: false.into(),
@@ -307,8 +370,8 @@ impl Pool {
     pub(super) fn most(&self, of: &Place) -> usize {
         let all = self.rules().concurrency;
         let mut others = self.routes.iter().filter(|place| !std::ptr::eq(*place, of));
-        match all > 1 && others.any(Place::is_active) {
-            true => all - (all / 4).max(1),
+        match others.any(Place::is_active) {
+            true => three_quarters(all),
             false => all,
         }
     }
@@ -324,12 +387,55 @@ impl Pool {
 
     /// What to claim, and the room for it: events that are accepted during the claim must not take it as well.
     pub(super) fn shares(&self, limit: usize) -> (Vec<Share>, Vec<Busy>) {
+        let mut credits = lock(&self.credits);
+        let (of_kinds, each) = (credits.shares(), credits.each());
+        drop(credits);
         let shares = self.routes.iter().map(|place| {
             let (take, most) = (place.take(), self.most(place));
             let (busy, room) = place.enter(limit, most);
-            (Share { take, busy, most }, room)
+            let name = &place.route.name;
+            let kinds = of_kinds.iter().filter(|(route, _)| route == name);
+            let kinds = kinds.map(|(_, kind)| kind.clone()).collect();
+            let share = Share {
+                take,
+                busy,
+                most,
+                kinds,
+                each,
+            };
+            (share, room)
         });
         shares.unzip()
+    }
+
+    /// What the lane's next event may be, which is taken in the step that ends an attempt.
+    pub(super) fn take_next(&self, place: &Place) -> Arc<Take> {
+        let take = place.take();
+        let without = lock(&self.credits).without(&place.route.name);
+        if without.is_empty() {
+            return take;
+        }
+        let without = without.into_iter().map(|of| of.kind);
+        Arc::new(Take {
+            lease: take.lease,
+            kinds: take.kinds.clone().except(without),
+        })
+    }
+
+    /// Begins a call of the handler of an event that was taken.
+    pub(super) fn call(self: &Arc<Self>, of: EventType) -> Call {
+        lock(&self.credits).begin(&of);
+        Call::new(self, of)
+    }
+
+    /// Tells of a type that is slowed down, or is not any more.
+    pub(super) fn slowed(&self, EventType { route, kind }: &EventType, is_slowed: bool) {
+        let observers = self.shared.observers();
+        observers.observe(&Observation::Slowed {
+            route,
+            kind,
+            is_slowed,
+        });
     }
 
     /// Notes how many attempts a claim has begun, and whether it left others that are due: then as many may begin at
@@ -410,47 +516,40 @@ impl Pool {
 
     pub(super) fn next_ask(&self) -> Option<Instant> {
         let planned = *lock(&self.plan);
-        let probe = match self.has_trips.load(Ordering::Relaxed) {
-            true => lock(&self.trips).next_probe(|route| self.has_room(route)),
-            false => None,
-        };
-        planned.into_iter().chain(probe).min()
+        let credit = lock(&self.credits).next(|route| self.has_room(route));
+        planned.into_iter().chain(credit).min()
     }
 
-    /// Sets the kinds to take, after one was tripped or resumed, or other workers have come or gone. Returns whether they are
-    /// others.
+    /// Sets the kinds to take, after other workers have come or gone. Returns whether they are others.
     pub(super) fn set_kinds(&self) -> bool {
         let mut has_changed = false;
-        let mut trips = lock(&self.trips);
+        let mut credits = lock(&self.credits);
         let noted = self.others.noted();
         if let Some(noted) = &noted
-            && !trips.is_empty()
+            && credits.has_failing()
         {
             // Nothing is tried here any more that could succeed.
-            let ended = trips.leave(|EventType { route, kind }| {
+            let ended = credits.leave(|EventType { route, kind }| {
                 self.place(route).is_some_and(|place| {
                     let duty = noted.duty(place.handles.own(kind), route, kind);
                     matches!(duty, Duty::Leave | Duty::PutOff)
                 })
             });
             for of in &ended {
-                self.tripped(of, false);
+                self.slowed(of, false);
                 tracing::info!(
                     route = %of.route, kind = %of.kind,
-                    "another worker handles this type, or did: it is not tripped here any more"
+                    "another worker handles this type, or did: its attempts are not slowed down here any more"
                 );
             }
         }
-        self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        drop(credits);
         for place in &self.routes {
             let route = &place.route;
-            let tripped = trips.tripped().filter(|(of, _)| of.route == route.name);
-            let tripped = tripped.map(|(of, _)| of.kind.clone());
             let mut kinds = self.rules().kinds(&route.name);
             if let Some(noted) = &noted {
                 kinds = noted.taken(kinds, &place.handles);
             }
-            let kinds = kinds.except(tripped);
             let mut take = lock(&place.take);
             has_changed |= take.kinds != kinds;
             *take = Arc::new(Take {

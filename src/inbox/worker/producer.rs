@@ -8,9 +8,10 @@ use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::event::{EventId, Kinds, Share, Take};
-use super::attempt::{Attempt, Of, Tried, run};
+use super::attempt::{Attempt, run};
 use super::pool::{Busy, Pool, Slot, Stop};
 use crate::error::Chain;
+use crate::event::EventKind;
 use crate::lock::lock;
 use crate::route::EventType;
 use crate::store::StoreError;
@@ -96,7 +97,7 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
 
 /// Takes events, and starts their attempts.
 async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), StoreError> {
-    if let Some((attempt, busy)) = probe(pool).await? {
+    if let Some((attempt, busy)) = wanted(pool).await? {
         pool.begin(attempt, busy, &mut permits);
         return Ok(());
     }
@@ -110,6 +111,7 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     // A route that is full may have more that is due.
     let is_behind = next_due == Some(Duration::ZERO) || !full.is_empty();
     pool.claimed(attempts.len(), is_behind);
+    let begun: Vec<_> = attempts.iter().map(|it| it.call.of().clone()).collect();
     for attempt in attempts {
         let route = attempt.event.delivery.route();
         let at = pool
@@ -121,6 +123,7 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
         }
     }
     drop(rooms);
+    pool.wait_for_room(&shares, &begun);
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
@@ -140,14 +143,12 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     Ok(())
 }
 
-/// Takes an event of a tripped type, if the next one of that type is to be tried now.
-async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> {
-    let probe = match pool.has_trips.load(Ordering::Relaxed) {
-        true => lock(&pool.trips).begin_probe(|route| pool.has_room(route)),
-        false => None,
+/// Takes the event of a type short of credit that a person wants to be tried now.
+async fn wanted(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> {
+    let wanted = lock(&pool.credits).wanted(|route| pool.has_room(route));
+    let Some((EventType { route, kind }, event)) = wanted else {
+        return Ok(None);
     };
-    let Some(probe) = probe else { return Ok(None) };
-    let EventType { route, kind } = probe.of.clone();
     let Some(place) = pool.place(&route) else {
         return Ok(None);
     };
@@ -155,22 +156,13 @@ async fn probe(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError> 
         lease: place.route.limits.lease(),
         kinds: Kinds::only([kind]).at(route),
     };
-    let wanted = probe.event;
-    let probe = Tried::new(pool, Of::Probe(probe));
-    // Before an event is taken, since an event that was accepted may just have had the room.
+    // Before the event is taken, since one that was accepted may just have had the room.
     let (_, mut room) = place.enter(1, pool.most(place));
     let Some(busy) = room.split() else {
         return Ok(None);
     };
-    let mut attempt = match wanted {
-        Some(id) => pool.take_one(id, &take).await?,
-        None => None,
-    };
-    if attempt.is_none() {
-        attempt = pool.claim(&[take.into()], 1).await?.0.pop();
-    }
-    let probe = Some(probe);
-    Ok(attempt.map(|attempt| (Attempt { probe, ..attempt }, busy)))
+    let attempt = pool.take_one(event, &take).await?;
+    Ok(attempt.map(|attempt| (attempt, busy)))
 }
 
 impl Pool {
@@ -234,6 +226,39 @@ impl Pool {
             self.ask_now();
         }
         Ok((attempts, claims.next_due, full))
+    }
+}
+
+impl Pool {
+    /// Notes the types of which a claim may have left events, since they may have no more attempts: when they may, the queue is
+    /// asked again.
+    fn wait_for_room(&self, shares: &[Share], begun: &[EventType]) {
+        let mut full = Vec::new();
+        for share in shares {
+            let route = &share.take.kinds.route;
+            let of = |kind: &EventKind| EventType::new(route.clone(), kind.clone());
+            let begun_of = |it: &EventType| begun.iter().filter(|of| *of == it).count();
+            for it in &share.kinds {
+                let kind = of(&it.kind);
+                if it.busy + begun_of(&kind) >= it.most {
+                    full.push(kind);
+                }
+            }
+            let is_other = |it: &&EventType| {
+                it.route == *route && !share.kinds.iter().any(|of| of.kind == it.kind)
+            };
+            let others = begun.iter().filter(is_other);
+            full.extend(others.filter(|it| begun_of(it) >= share.each).cloned());
+        }
+        let mut credits = lock(&self.credits);
+        let mut has_room = false;
+        for of in &full {
+            has_room |= credits.wait(of);
+        }
+        drop(credits);
+        if has_room {
+            self.ask_now();
+        }
     }
 }
 

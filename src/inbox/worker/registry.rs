@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use super::super::event::{EventId, NewEvent};
 use super::super::workers::{Local, Registration, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::{Pool, Slot};
+use super::pool::{Call, Pool, Slot};
 use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::route::{EventType, RouteName};
@@ -33,21 +33,21 @@ impl Local for Served {
         let pool = self.pool.upgrade()?;
         let place = pool.place(events.first()?.delivery.route())?;
         let take = place.take();
-        if !events
-            .iter()
-            .any(|event| take.kinds.contains(event.delivery.kind()))
-        {
-            return None;
-        }
+        let first = &events[take.first_of(events)?];
         pool.accepts.store(true, Ordering::Relaxed);
         // Before there is room: others make it for this route.
         place.see();
-        let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
+        let of = first.delivery.event_type();
+        let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned() else {
+            lock(&pool.credits).see(&of);
+            return None;
+        };
         let (_, mut room) = place.enter(1, pool.most(place));
         let slot = Slot::new(Arc::clone(&pool), room.split()?, permit);
-        if !pool.begins_early() {
+        if !pool.begins_early() || !lock(&pool.credits).reserve(&of) {
             return None;
         }
+        let call = Call::new(&pool, of);
         Some(Room {
             take,
             // The slot owns the pool, so that an event is released if the worker is dropped meanwhile.
@@ -56,7 +56,7 @@ impl Local for Served {
                     event,
                     asked,
                     suspect: None,
-                    probe: None,
+                    call,
                 };
                 Box::pin(run(slot, attempt, true))
             }),
@@ -74,20 +74,20 @@ impl Local for Served {
         Some(Box::new(move || held.end(Outcome::LeaseLost)))
     }
 
-    fn tripped(&self) -> Vec<(EventType, Instant)> {
+    fn slowed(&self) -> Vec<(EventType, Instant)> {
         let Some(pool) = self.pool.upgrade() else {
             return Vec::new();
         };
-        let trips = lock(&pool.trips);
-        let tripped = trips.tripped().map(|(kind, next)| (kind.clone(), next));
-        tripped.collect()
+        let credits = lock(&pool.credits);
+        let slowed = credits.slowed().map(|(of, next)| (of.clone(), next));
+        slowed.collect()
     }
 
-    fn probe(&self, kind: &EventType, id: EventId) -> bool {
+    fn want(&self, of: &EventType, id: EventId) -> bool {
         let Some(pool) = self.pool.upgrade() else {
             return false;
         };
-        let is_next = lock(&pool.trips).want(kind, id);
+        let is_next = lock(&pool.credits).want(of, id);
         if is_next {
             pool.wake.notify_one();
         }

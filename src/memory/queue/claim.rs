@@ -7,7 +7,7 @@ use async_trait::async_trait;
 
 use super::{Due, FOREVER, MemoryQueue, Place, Ready, State};
 use crate::delivery::RawDelivery;
-use crate::inbox::event::{EventId, EventLease, Kinds, Share, Take, TakenEvent, UNCOUNTED};
+use crate::inbox::event::{EventId, EventLease, Kinds, Share, Shares, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::queue::{BYTES_OF_CLAIM, ClaimEvents, Claims};
 use crate::route::EventType;
 use crate::store::{Fence, StoreError};
@@ -115,20 +115,7 @@ impl State {
     pub(super) fn claim(&mut self, of: &[Share], limit: usize, suspects: usize) -> Claims {
         let mut claims = Claims::default();
         let mut suspects = suspects;
-        let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
-        let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
-        // These events are in no index of ready ones, but one of them may be the next that is due.
-        let mut later = Vec::new();
-        for (at, share) in of.iter().enumerate() {
-            let is_open = |id| {
-                let event = self.events.get(id);
-                event.is_some_and(|event| self.is_open(&share.take, &event.of))
-            };
-            for events in [&self.taken, &self.aside] {
-                let first = events.iter().find(|(_, id)| is_open(id));
-                later.extend(first.map(|(due, _)| (*due, at)));
-            }
-        }
+        let mut shares = Shares::new(of);
         let named = named(of);
         let mut bytes = 0;
         let next = loop {
@@ -137,11 +124,14 @@ impl State {
             // Types are indexed apart, so a million events of a paused type cost a claim as much as one.
             let firsts = ready.chain(suspect.filter(|_| suspects > 0));
             let firsts = firsts.filter_map(|(is_suspect, (event_type, events))| {
-                let mut shares = of.iter();
-                let share = shares.position(|share| self.is_open(&share.take, event_type))?;
+                let share = of
+                    .iter()
+                    .position(|share| self.is_open(&share.take, event_type))?;
                 let (due, id) = *events.first()?;
+                let busy = shares.busy(share, &event_type.kind);
+                let has_room = shares.has_room(share, &event_type.kind);
                 // A suspect was in progress before all that waits.
-                has_room(&busy, share).then_some((!is_suspect, busy[share], due, id, share))
+                has_room.then_some((!is_suspect, busy, due, id, share))
             });
             let firsts: Vec<_> = firsts.collect();
             let due_now = firsts.iter().filter(|(_, _, due, ..)| *due <= self.now);
@@ -153,14 +143,23 @@ impl State {
             };
             let taken = self.take(id, &of[share].take);
             suspects -= usize::from(taken.crashes > 0);
-            busy[share] += 1;
+            shares.take(share, taken.delivery.kind());
             bytes += taken.delivery.body().len();
             claims.events.push(taken);
         };
-        let later = later
-            .into_iter()
-            .filter(|(_, share)| has_room(&busy, *share));
-        let next = later.map(|(due, _)| due).chain(next).min();
+        // These events are in no index of ready ones, but one of them may be the next that is due.
+        let is_next = |id| {
+            let is_taken = claims.events.iter().any(|taken| taken.lease.id.0 == id);
+            let open = self.events.get(&id).filter(|_| !is_taken).map(|it| &it.of);
+            open.is_some_and(|it| {
+                let share = of.iter().position(|share| self.is_open(&share.take, it));
+                share.is_some_and(|share| shares.has_room(share, &it.kind))
+            })
+        };
+        let later = [&self.taken, &self.aside];
+        let later = later.map(|events| events.iter().find(|(_, id)| is_next(*id)));
+        let later = later.into_iter().flatten().map(|(due, _)| *due);
+        let next = later.chain(next).min();
         claims.next_due = next.map(|due| due.saturating_duration_since(self.now));
         claims
     }

@@ -142,7 +142,7 @@ impl Event {
                 after,
                 failure,
                 counts,
-                is_probe,
+                is_slowed,
                 blocks_lane,
             } => {
                 // It was the time of a snooze, from which failures are not counted.
@@ -157,10 +157,10 @@ impl Event {
                     self.first_failed = self.first_failed.filter(|_| self.failures > 0);
                     self.failures = self.failures.saturating_add(1);
                 } else if failure.is_some() {
-                    self.uncounted = self.uncounted.saturating_add(uncounted(*is_probe));
+                    self.uncounted = self.uncounted.saturating_add(uncounted(*is_slowed));
                 }
-                // A probe of a tripped kind does not begin this time, as the outage is not the event's fault.
-                if *counts || failure.is_some() && !is_probe || self.past.is_empty() {
+                // A failure while attempts of the type are slowed down does not begin this time, as the outage is not the event's fault.
+                if *counts || failure.is_some() && !is_slowed || self.past.is_empty() {
                     self.first_failed.get_or_insert(now);
                 }
                 let due = now + (*after).min(FOREVER);

@@ -122,15 +122,17 @@ END $tower_webhook$;
 -- of its lane. So the caller has to claim without a floor from time to time. Only events with numbers from `p_first` to
 -- `p_last` are taken.
 --
--- `p_leases`, `p_busy` and `p_most` have an element for each of `p_routes`. Suspects come first. Each event is of the
--- route with the fewest attempts in progress, and no route has more than `p_most` of them.
+-- `p_leases`, `p_busy`, `p_most` and `p_each` have an element for each of `p_routes`. Suspects come first. Each event is of
+-- the route with the fewest attempts in progress, and of its kinds the one with the fewest. No route has more than `p_most`
+-- of them. The kinds `p_apart` have `p_apart_busy` attempts, and may have `p_apart_most`; each other one may have `p_each`.
 --
 -- The last row has no number. It contains the time until there may be more of the routes with fewer than that, the next
 -- floor, how long the claim took, and by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_routes text[], p_leases bigint[], p_busy bigint[], p_most bigint[], p_limited text[], p_only text[],
     p_except text[], p_limit bigint, p_suspects bigint, p_kinds integer[], p_ready bigint, p_crashed bigint,
-    p_leased bigint, p_first bigint, p_last bigint
+    p_leased bigint, p_first bigint, p_last bigint, p_each bigint[], p_apart text[], p_apart_busy bigint[],
+    p_apart_most bigint[]
 )
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_route text, o_kind text, o_key bytea,
@@ -155,7 +157,10 @@ DECLARE
     -- The positions of their routes, and the next lease of each that ends.
     v_at integer[];
     v_leased bigint[];
-    -- Those whose routes may have more attempts.
+    -- How many attempts of each are in progress, and may be.
+    v_busy bigint[];
+    v_most bigint[];
+    -- Those that may have more attempts, and whose routes may.
     v_open integer[];
     v_is_whole boolean;
     v_next bigint;
@@ -165,6 +170,7 @@ DECLARE
     v_taken bigint := 0;
     v_again boolean;
     v_aside {schema}.aside%ROWTYPE;
+    v_apart record;
     v_head record;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
@@ -209,6 +215,18 @@ BEGIN
     END IF;
     SELECT coalesce(array_agg(k.id ORDER BY k.id), '{}'), array_agg(array_position(p_routes, k.route) ORDER BY k.id)
     INTO v_kinds, v_at FROM {schema}.open_kinds(v_kinds, p_routes, p_limited, p_only, p_except) AS k;
+    v_busy := array_fill(0::bigint, ARRAY[cardinality(v_kinds)]);
+    v_most := ARRAY(SELECT p_each[o.at] FROM unnest(v_at) WITH ORDINALITY AS o (at, nr) ORDER BY o.nr);
+    FOR v_apart IN
+        SELECT array_position(v_kinds, k.id) AS nr, a.busy, a.most
+        FROM unnest(p_apart, p_apart_busy, p_apart_most) AS a (kind, busy, most), {schema}.kinds k
+        WHERE k.name = substr(a.kind, strpos(a.kind, '/') + 1) AND k.route = split_part(a.kind, '/', 1)
+    LOOP
+        IF v_apart.nr IS NOT NULL THEN
+            v_busy[v_apart.nr] := v_apart.busy;
+            v_most[v_apart.nr] := v_apart.most;
+        END IF;
+    END LOOP;
     IF v_kinds <> p_kinds OR v_set_back > 0 OR greatest(p_ready, p_crashed) > v_now THEN
         SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
     END IF;
@@ -226,34 +244,54 @@ BEGIN
         v_again := false;
         v_left := p_limit - v_taken;
         FOR v_head IN
-            WITH found AS MATERIALIZED (
-                SELECT r.at, r.busy, r.most, h.*
+            WITH suspects AS MATERIALIZED (
+                SELECT r.at, r.most, r.busy + h.turn AS nth, h.*
                 FROM unnest(p_busy, p_most) WITH ORDINALITY AS r (busy, most, at)
-                CROSS JOIN (VALUES (false, p_ready, v_left), (true, p_crashed, v_suspects)) AS s (is_suspect, due, most)
-                CROSS JOIN LATERAL (SELECT least(v_left, s.most, greatest(r.most - r.busy, 0))) AS room (most)
+                CROSS JOIN LATERAL (SELECT least(v_left, v_suspects, greatest(r.most - r.busy, 0))) AS room (most)
                 CROSS JOIN LATERAL (
-                    SELECT h.*, row_number() OVER (ORDER BY h.due, h.seq) AS turn
-                    FROM unnest(v_kinds, v_at) AS o (kind, at)
-                    CROSS JOIN LATERAL (
-                        SELECT h.* FROM {schema}.head h
-                        WHERE h.kind = o.kind AND h.is_suspect = s.is_suspect AND h.due >= s.due AND h.due <= v_now
-                            AND h.seq BETWEEN p_first AND p_last
-                        ORDER BY h.due, h.seq LIMIT room.most
-                        FOR UPDATE SKIP LOCKED
+                    SELECT h.*, row_number() OVER (ORDER BY h.nth_of_kind, h.due, h.seq) AS turn
+                    FROM (
+                        SELECT h.*, o.nr, o.busy + row_number() OVER (PARTITION BY o.nr ORDER BY h.due, h.seq) AS nth_of_kind
+                        FROM unnest(v_kinds, v_at, v_busy, v_most) WITH ORDINALITY AS o (kind, at, busy, most, nr)
+                        CROSS JOIN LATERAL (
+                            SELECT h.* FROM {schema}.head h
+                            WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
+                                AND h.seq BETWEEN p_first AND p_last
+                            ORDER BY h.due, h.seq LIMIT least(room.most, greatest(o.most - o.busy, 0))
+                            FOR UPDATE SKIP LOCKED
+                        ) AS h
+                        WHERE o.at = r.at
                     ) AS h
-                    WHERE o.at = r.at ORDER BY h.due, h.seq LIMIT room.most
+                    ORDER BY h.nth_of_kind, h.due, h.seq LIMIT room.most
                 ) AS h
-            ), suspects AS MATERIALIZED (
-                SELECT f.*, busy + turn AS nth FROM found f WHERE is_suspect ORDER BY nth, due, seq LIMIT v_suspects
+                ORDER BY nth, nth_of_kind, due, seq LIMIT v_suspects
+            ), ready AS MATERIALIZED (
+                SELECT r.at, r.most, r.busy + (SELECT count(*) FROM suspects s WHERE s.at = r.at) + h.turn AS nth, h.*
+                FROM unnest(p_busy, p_most) WITH ORDINALITY AS r (busy, most, at)
+                CROSS JOIN LATERAL (SELECT least(v_left, greatest(r.most - r.busy, 0))) AS room (most)
+                CROSS JOIN LATERAL (
+                    SELECT h.*, row_number() OVER (ORDER BY h.nth_of_kind, h.due, h.seq) AS turn
+                    FROM (
+                        SELECT h.*, o.nr, o.busy + row_number() OVER (PARTITION BY o.nr ORDER BY h.due, h.seq) AS nth_of_kind
+                        FROM (
+                            SELECT o.kind, o.at, o.most, o.nr, o.busy + (SELECT count(*) FROM suspects s WHERE s.nr = o.nr) AS busy
+                            FROM unnest(v_kinds, v_at, v_busy, v_most) WITH ORDINALITY AS o (kind, at, busy, most, nr)
+                        ) AS o
+                        CROSS JOIN LATERAL (
+                            SELECT h.* FROM {schema}.head h
+                            WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready AND h.due <= v_now
+                                AND h.seq BETWEEN p_first AND p_last
+                            ORDER BY h.due, h.seq LIMIT least(room.most, greatest(o.most - o.busy, 0))
+                            FOR UPDATE SKIP LOCKED
+                        ) AS h
+                        WHERE o.at = r.at
+                    ) AS h
+                    ORDER BY h.nth_of_kind, h.due, h.seq LIMIT room.most
+                ) AS h
             )
-            SELECT * FROM (
-                SELECT * FROM suspects
-                UNION ALL
-                SELECT f.*, busy + turn + (SELECT count(*) FROM suspects s WHERE s.at = f.at)
-                FROM found f WHERE NOT is_suspect
-            ) AS f
             -- Suspects were in progress before all that waits.
-            WHERE nth <= most ORDER BY is_suspect DESC, nth, due, seq LIMIT v_left
+            SELECT * FROM (SELECT * FROM suspects UNION ALL SELECT * FROM ready) AS f
+            WHERE nth <= most ORDER BY is_suspect DESC, nth, nth_of_kind, due, seq LIMIT v_left
         LOOP
             IF v_head.fence IS NOT NULL THEN
                 v_head.crashes := v_head.crashes + 1;
@@ -278,6 +316,7 @@ BEGIN
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
             p_busy[v_head.at] := p_busy[v_head.at] + 1;
+            v_busy[v_head.nr] := v_busy[v_head.nr] + 1;
             SELECT v_head.seq, v_head.lane, v_head.own = 0, k.route, k.name, e.key, e.body, e.headers, e.accepted,
                 e.is_redriven, v_head.failures, v_head.crashes,
                 CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END,
@@ -294,8 +333,11 @@ BEGIN
         EXIT WHEN NOT v_again OR v_bytes >= c_bytes;
     END LOOP;
 
-    -- The floor is below all that was left. The next time is that of routes which may have more attempts.
-    v_open := ARRAY(SELECT o.kind FROM unnest(v_kinds, v_at) AS o (kind, at) WHERE p_busy[o.at] < p_most[o.at]);
+    -- The floor is below all that was left. The next time is that of kinds which may have more attempts.
+    v_open := ARRAY(
+        SELECT o.kind FROM unnest(v_kinds, v_at, v_busy, v_most) AS o (kind, at, busy, most)
+        WHERE p_busy[o.at] < p_most[o.at] AND o.busy < o.most
+    );
     IF v_returned = 100 THEN
         v_next := v_now;
     ELSE

@@ -69,7 +69,7 @@ BEGIN
             IF v_head.failures = 0 THEN v_head.first_failed := v_now; END IF;
             v_head.failures := least(v_head.failures, 2147483646) + 1;
         ELSIF p_outcome IS NOT NULL THEN
-            -- The failure of a probe does not begin the time of its event.
+            -- A failure while attempts of the type are slowed down does not begin the time of its event.
             IF p_uncounted > 1 THEN v_head.first_failed := coalesce(v_head.first_failed, v_now); END IF;
             v_head.uncounted := least(v_head.uncounted + p_uncounted, 2000000000);
         ELSIF NOT v_head.is_tried THEN

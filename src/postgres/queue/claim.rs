@@ -24,10 +24,10 @@ use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT {schema}.begin_call($16)) AS c (call)
+    SELECT o.* FROM (SELECT {schema}.begin_call($20)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
         CASE WHEN c.call IS NOT NULL THEN $1::text[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10::integer[], $11, $12, $13,
-        $14, $15
+        $14, $15, $16, $17, $18, $19
     ) AS o";
 
 #[cfg(test)]
@@ -110,6 +110,7 @@ impl Claim {
         ];
         values.extend(floor.values());
         values.extend([events.start(), events.end()].map(|id| Value::Number(*id)));
+        values.extend(parameters::kind_shares(of));
         let mut rows = database.take(connected, CLAIM, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();

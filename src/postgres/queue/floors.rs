@@ -149,7 +149,7 @@ const VALID: Duration = Duration::from_secs(30);
 /// The time limit of a look. One that has not ended by then, as its runtime was shut down, counts as ended.
 pub(super) const LONGEST_LOOK: Duration = Duration::from_secs(60);
 
-/// A worker has one set of kinds at a time, and another one while a kind is tripped.
+/// A worker has one set of kinds at a time, and another one when other workers come or go.
 const MOST: usize = 32;
 
 #[cfg(test)]

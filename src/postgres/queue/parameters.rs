@@ -1,7 +1,7 @@
 //! Parameters that several statements have.
 
 use crate::event::EventKind;
-use crate::inbox::event::{EventLease, Failure, Kinds};
+use crate::inbox::event::{EventLease, Failure, Kinds, Share};
 use crate::postgres::engine::{Value, micros};
 
 pub(super) fn number(count: usize) -> Value {
@@ -25,6 +25,25 @@ pub(super) fn kinds<'a>(of: impl IntoIterator<Item = &'a Kinds>) -> [Value; 3] {
         except.extend(kinds.excluded().iter().map(name));
     }
     [limited, only, except].map(Value::Texts)
+}
+
+/// The parameters that limit the attempts of kinds: the most of any other kind of each route, and the kinds with limits of their
+/// own, with their attempts in progress and the most of them.
+pub(super) fn kind_shares(of: &[Share]) -> [Value; 4] {
+    let (mut names, mut busy, mut most) = (Vec::new(), Vec::new(), Vec::new());
+    for share in of {
+        for it in &share.kinds {
+            names.push(format!("{}/{}", share.take.kinds.route, it.kind));
+            busy.push(it.busy);
+            most.push(it.most);
+        }
+    }
+    [
+        counts(of.iter().map(|share| share.each)),
+        Value::Texts(names),
+        counts(busy.into_iter()),
+        counts(most.into_iter()),
+    ]
 }
 
 /// The parameters by which events in progress are found.

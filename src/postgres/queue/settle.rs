@@ -206,9 +206,9 @@ fn values(calls: &[End]) -> Vec<Value> {
     let uncounted = settlements().map(|settlement| match settlement {
         Settlement::Retry {
             counts: false,
-            is_probe,
+            is_slowed,
             ..
-        } => Some(uncounted(*is_probe).into()),
+        } => Some(uncounted(*is_slowed).into()),
         _ => Some(0),
     });
     let blocks = |end: &Settlement| match end {

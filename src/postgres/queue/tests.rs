@@ -6,7 +6,8 @@ use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, By, Which};
 use crate::inbox::event::{
-    EventId, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take, TakenEvent,
+    EventId, EventState, Failure, KindShare, Kinds, Lane, NewEvent, Settlement, Share, Take,
+    TakenEvent,
 };
 use crate::inbox::queue::{Accepted, Queue, Settled};
 use crate::inbox::records::AcceptOne;
@@ -85,9 +86,15 @@ fn take(name: &str) -> Take {
 }
 
 fn share(name: &str, busy: usize, most: usize) -> Share {
+    let kind = EventKind::CHAT_RATED;
     Share {
         busy,
         most,
+        kinds: vec![KindShare {
+            kind,
+            busy,
+            most: usize::MAX,
+        }],
         ..take(name).into()
     }
 }
@@ -302,7 +309,7 @@ async fn events_are_found_by_route_and_chats_at_all_routes() {
             after: MINUTE,
             failure: Some(failure),
             counts: true,
-            is_probe: false,
+            is_slowed: false,
             blocks_lane: true,
         };
         let lease = taken.unwrap().lease;

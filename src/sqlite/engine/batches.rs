@@ -176,7 +176,7 @@ impl Batches {
             Need::Read => return Ok(()),
             _ if self.synchronous == Some(need) => return Ok(()),
             Need::Write => "PRAGMA synchronous = NORMAL",
-            Need::Durable => "PRAGMA synchronous = FULL",
+            Need::Durable | Need::Alone => "PRAGMA synchronous = FULL",
         };
         self.db.execute_batch(synchronous)?;
         self.synchronous = Some(need);
@@ -191,7 +191,7 @@ impl<'a> Transaction<'a> {
     fn begin(db: &'a Connection, need: Need) -> Result<Self> {
         let begin = match need {
             Need::Read => "BEGIN DEFERRED",
-            Need::Write | Need::Durable => "BEGIN IMMEDIATE",
+            Need::Write | Need::Durable | Need::Alone => "BEGIN IMMEDIATE",
         };
         db.prepare_cached(begin)?.execute([])?;
         Ok(Self(db))

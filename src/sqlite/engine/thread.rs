@@ -24,6 +24,8 @@ pub(crate) enum Need {
     Write,
     /// Its changes survive the machine, and it is done even when its caller has given up.
     Durable,
+    /// The same of much work, in a transaction of its own: other calls wait for one such at a time.
+    Alone,
 }
 
 /// A handle on a thread. Dropped, it waits until the thread has closed the file.
@@ -108,7 +110,7 @@ where
     }
 
     fn execute(&mut self, tx: &mut Tx<'_>) -> rusqlite::Result<()> {
-        let given_up = self.answer.is_closed() && self.need != Need::Durable;
+        let given_up = self.answer.is_closed() && self.need < Need::Durable;
         self.result = None;
         if !given_up {
             self.result = Some(Ok((self.work)(tx)?));

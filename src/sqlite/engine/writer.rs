@@ -3,6 +3,7 @@
 //! Calls that come while one transaction is committed go into the next one, or the next two: those that
 //! wait for the disk are committed after the rest.
 
+use std::collections::VecDeque;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -59,13 +60,19 @@ impl Writer {
     fn serve(mut self, mut queue: mpsc::Receiver<Box<dyn Job>>) {
         let mut jobs = Vec::with_capacity(BATCH.into());
         let mut durable = Vec::with_capacity(BATCH.into());
+        let mut alone = VecDeque::new();
         let mut stretch = Stretch {
             began: Instant::now(),
         };
         loop {
             let since = Instant::now();
-            if queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
+            if alone.is_empty() && queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
                 break;
+            }
+            while jobs.len() < BATCH.into()
+                && let Ok(job) = queue.try_recv()
+            {
+                jobs.push(job);
             }
             if stretch.is_over(since, Instant::now()) {
                 thread::sleep(REST);
@@ -73,12 +80,18 @@ impl Writer {
             }
 
             // Callers that do not need the disk are answered before the others wait for it.
+            alone.extend(jobs.extract_if(.., |job| job.need() == Need::Alone));
             durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
             self.is_checked = false;
             for jobs in [&mut jobs, &mut durable] {
                 if !jobs.is_empty() {
                     self.commit(jobs);
                 }
+            }
+            // What has come meanwhile is done before the next one.
+            if let Some(job) = alone.pop_front() {
+                jobs.push(job);
+                self.commit(&mut jobs);
             }
             // Callers that were answered may call again at once: the more come together, the fewer waits.
             thread::yield_now();

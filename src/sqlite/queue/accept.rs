@@ -30,6 +30,10 @@ const IS_AT: &str = "SELECT 1 FROM kinds WHERE id = ?1 AND route = ?2";
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST, LAST_KIND, IS_AT];
 
+/// Deliveries of as many bytes or items have a transaction of their own: it takes some 10 ms, and others do not wait for several.
+const LARGE: usize = 1 << 20;
+const MANY: usize = 500;
+
 #[async_trait]
 impl AcceptEvents for SqliteQueue {
     async fn accept(
@@ -38,7 +42,12 @@ impl AcceptEvents for SqliteQueue {
         take: Option<&Take>,
     ) -> Result<Vec<Accepted>, StoreError> {
         let take = take.cloned();
-        self.run_for(Need::Durable, move |tx, is_awaited| {
+        let bytes: usize = events.iter().map(|it| it.delivery.body().len()).sum();
+        let need = match bytes >= LARGE || events.len() >= MANY {
+            true => Need::Alone,
+            false => Need::Durable,
+        };
+        self.run_for(need, move |tx, is_awaited| {
             let take = take.as_ref().filter(|_| is_awaited);
             let first = take.and_then(|take| take.first_of(&events));
             if let Some(refused) = refused(tx, events.iter())? {

@@ -6,7 +6,8 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 use super::kinds::{self, Names};
 use super::row::{self, Work};
 use super::{SqliteQueue, lanes};
-use crate::inbox::event::{EventId, Share, Take, TakenEvent};
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, Share, Shares, Take, TakenEvent};
 use crate::inbox::queue::{BYTES_OF_CLAIM, ClaimEvents, Claims};
 use crate::sqlite::engine::{Need, Tx};
 use crate::sqlite::schema::{Place, sql};
@@ -98,8 +99,7 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
 
     let mut claims = Claims::default();
     let mut suspects = suspects;
-    let mut busy: Vec<_> = of.iter().map(|share| share.busy).collect();
-    let has_room = |busy: &[usize], share: usize| busy[share] < of[share].most;
+    let mut shares = Shares::new(of);
     let (mut heads, mut bytes) = (Vec::new(), 0);
     let named = kinds::named(tx, of)?;
     for place in [Place::Ready, Place::Suspect] {
@@ -112,34 +112,34 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
             None => Head::all(tx, place),
         };
         for head in firsts? {
-            if let Some(share) = names.share(tx, head.kind, of)? {
-                heads.push((head, share));
+            if let Some((share, kind)) = names.share(tx, head.kind, of)? {
+                heads.push((head, share, kind));
             }
         }
     }
     loop {
-        heads.retain(|(head, share)| {
-            has_room(&busy, *share) && (head.place == Place::Ready || suspects > 0)
+        heads.retain(|(head, share, kind)| {
+            shares.has_room(*share, kind) && (head.place == Place::Ready || suspects > 0)
         });
         let has_room = claims.events.len() < limit && bytes < BYTES_OF_CLAIM;
         let is_due = |at: &usize| heads[*at].0.due <= tx.now && has_room;
         let first = (0..heads.len()).filter(is_due).min_by_key(|at| {
-            let (head, share) = heads[*at];
+            let (head, share, kind) = &heads[*at];
             // A suspect was in progress before all that waits.
             (
                 head.place != Place::Suspect,
-                busy[share],
+                shares.busy(*share, kind),
                 head.due,
                 head.seq,
             )
         });
         let Some(at) = first else { break };
-        let (head, share) = heads[at];
+        let (head, share, kind) = &heads[at];
+        let (head, share) = (*head, *share);
         let work = Work::read_by(tx, head.seq)?;
-        let kind = names.event_type(tx, work.kind)?.kind.clone();
-        if let Some(taken) = lanes::take(tx, &work, kind, &of[share].take)? {
+        if let Some(taken) = lanes::take(tx, &work, kind.clone(), &of[share].take)? {
             suspects = suspects.saturating_sub((taken.crashes > 0).into());
-            busy[share] += 1;
+            shares.take(share, kind);
             bytes += taken.delivery.body().len();
             claims.events.push(taken);
         }
@@ -148,11 +148,12 @@ fn claim(tx: &mut Tx<'_>, of: &[Share], limit: usize, suspects: usize) -> Result
             None => drop(heads.swap_remove(at)),
         }
     }
-    let later = later
-        .into_iter()
-        .filter(|(_, share)| share.is_none_or(|of| has_room(&busy, of)));
+    let later = later.into_iter().filter(|(_, of)| {
+        of.as_ref()
+            .is_none_or(|(share, kind)| shares.has_room(*share, kind))
+    });
     let later = later.map(|(due, _)| due);
-    let next = heads.iter().map(|(head, _)| head.due).chain(later).min();
+    let next = heads.iter().map(|(head, ..)| head.due).chain(later).min();
     claims.next_due = next.map(|due| row::until(due, tx.now));
     Ok(claims)
 }
@@ -177,7 +178,7 @@ fn return_to_lines(
     tx: &Tx<'_>,
     of: &[Share],
     names: &mut Names,
-) -> Result<Vec<(i64, Option<usize>)>> {
+) -> Result<Vec<(i64, Option<(usize, EventKind)>)>> {
     let mut returns = RETURNS;
     let mut later = Vec::new();
     for place in [Place::Taken, Place::Aside] {

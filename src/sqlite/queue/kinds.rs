@@ -234,9 +234,15 @@ impl Names {
         Ok(self.find(tx, id)?.is_open(take))
     }
 
-    /// In which of the shares they may be taken.
-    pub(super) fn share(&mut self, tx: &Tx<'_>, id: i64, of: &[Share]) -> Result<Option<usize>> {
+    /// In which of the shares they may be taken, and of which kind they are.
+    pub(super) fn share(
+        &mut self,
+        tx: &Tx<'_>,
+        id: i64,
+        of: &[Share],
+    ) -> Result<Option<(usize, EventKind)>> {
         let named = self.find(tx, id)?;
-        Ok(of.iter().position(|share| named.is_open(&share.take)))
+        let share = of.iter().position(|share| named.is_open(&share.take));
+        Ok(share.map(|share| (share, named.of.kind.clone())))
     }
 }

@@ -132,7 +132,7 @@ fn put_back(
             after,
             failure,
             counts,
-            is_probe,
+            is_slowed,
             blocks_lane,
         } => {
             work.crashes = 0;
@@ -147,9 +147,9 @@ fn put_back(
                 work.first_failed = work.first_failed.filter(|_| work.failures > 0);
                 work.failures = work.failures.saturating_add(1);
             } else if failure.is_some() {
-                work.uncounted = work.uncounted.saturating_add(uncounted(*is_probe));
+                work.uncounted = work.uncounted.saturating_add(uncounted(*is_slowed));
             }
-            if *counts || failure.is_some() && !is_probe || !work.tried {
+            if *counts || failure.is_some() && !is_slowed || !work.tried {
                 work.first_failed.get_or_insert(tx.now);
             }
             work.due = row::after(tx.now, *after);

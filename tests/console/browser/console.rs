@@ -540,7 +540,8 @@ async fn accessible(width: u32) {
             desk.refuse().await;
         }
         page.goto(&format!("{url}/events/4")).await;
-        page.until_contains("#waits", "Its kind is tripped").await;
+        page.until_contains("#waits", "Attempts of its type are slowed down")
+            .await;
         desk.inbox
             .pause(Scope::Everything, "ada: maintenance")
             .await
@@ -551,7 +552,8 @@ async fn accessible(width: u32) {
             .await;
         page.follow("main form button").await;
         page.goto(&url).await;
-        page.until_contains("#alerts", "fail in many chats").await;
+        page.until_contains("#alerts", "none has succeeded for long")
+            .await;
         page.until_contains("#alerts", "were not verified").await;
         page.until_contains("#alerts", "chat-opened").await;
         sentence_is_seen_at_once(&page).await;

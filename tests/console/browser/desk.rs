@@ -32,7 +32,7 @@ pub(crate) struct Gated {
     redrives: Arc<Semaphore>,
 }
 
-/// The number of chats after which a kind is tripped.
+/// The number of chats after which a kind is slowed.
 pub(crate) const TRIP_AFTER: usize = 150;
 
 /// Events of a chat whose id begins with `dead` are dead letters, and those of `stuck` are retried in an
@@ -77,7 +77,7 @@ impl Desk {
         let inbox = Inbox::new(queue).worker(|worker| {
             worker
                 .retry(Retry::default().delays(hour, hour))
-                .trip_after(TRIP_AFTER)
+                .credit(TRIP_AFTER)
         });
         let is_repaired = Arc::new(AtomicBool::new(false));
         let repaired = Arc::clone(&is_repaired);

@@ -72,7 +72,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     let window = Window::new(1280);
     let test = async |page: Page| {
         // The warning, and its reason.
-        page.until_contains("#alerts", "message-created fail in many chats")
+        page.until_contains("#alerts", "message-created fail, and none has succeeded")
             .await;
         page.until_contains("#problems", "the CRM refused the connection")
             .await;
@@ -81,8 +81,8 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         })
         .await;
         let scraped = curl(&[&metrics]);
-        let tripped = r#"webhook_inbox_tripped{route="chat-platform",kind="message-created"} 1"#;
-        assert!(scraped.contains(tripped), "{scraped}");
+        let slowed = r#"webhook_inbox_slowed{route="chat-platform",kind="message-created"} 1"#;
+        assert!(scraped.contains(slowed), "{scraped}");
         page.picture("overview").await;
 
         // A chat, and the event that it waits for.
@@ -153,8 +153,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     }
     let scraped = curl(&[&metrics]);
     assert!(
-        scraped
-            .contains(r#"webhook_inbox_tripped{route="chat-platform",kind="message-created"} 0"#)
+        scraped.contains(r#"webhook_inbox_slowed{route="chat-platform",kind="message-created"} 0"#)
     );
     assert_eq!(sandbox.stop(), 0);
     assert_eq!(receiver.stop(), 0);

@@ -76,7 +76,7 @@ fn snooze(after: Duration, blocks_lane: bool) -> Settlement {
         after,
         failure: None,
         counts: false,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane,
     }
 }

@@ -57,7 +57,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                                 after: Duration::from_millis(n % 3),
                                 failure: None,
                                 counts: true,
-                                is_probe: false,
+                                is_slowed: false,
                                 blocks_lane: n.is_multiple_of(4),
                             },
                             3 | 4 => Settlement::Dead {

@@ -5,7 +5,8 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Kinds, Lane, NewEvent, Settled, Settlement, Share, Take, TakenEvent,
+    Accepted, EventLease, KindShare, Kinds, Lane, NewEvent, Settled, Settlement, Share, Take,
+    TakenEvent,
 };
 use tower_webhook::inbox::{
     ActionKind, BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Queue, Scope,
@@ -77,11 +78,25 @@ impl Random {
             let share = Share {
                 busy: self.below(3) as usize,
                 most: self.pick(&[usize::MAX, usize::MAX, 1, 3]),
+                kinds: self.kind_shares(),
+                each: self.pick(&[usize::MAX, usize::MAX, 1, 3]),
                 ..self.take_at(route.clone()).into()
             };
             (route, share)
         });
         shares.collect()
+    }
+
+    fn kind_shares(&mut self) -> Vec<KindShare> {
+        let mut shares = Vec::new();
+        for kind in KINDS {
+            if self.one_in(3) {
+                let busy = self.below(3) as usize;
+                let most = self.pick(&[usize::MAX, 0, 1, 3]);
+                shares.push(KindShare { kind, busy, most });
+            }
+        }
+        shares
     }
 
     fn next(&mut self) -> Option<Take> {
@@ -142,7 +157,7 @@ impl Random {
                 },
                 failure: (!self.one_in(3)).then(|| failure("failed")),
                 counts: !self.one_in(3),
-                is_probe: self.one_in(2),
+                is_slowed: self.one_in(2),
                 blocks_lane: self.one_in(2),
             },
             8 => Settlement::Released,

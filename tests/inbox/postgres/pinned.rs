@@ -258,7 +258,7 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
         after: Duration::ZERO,
         failure: None,
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane,
     };
     let before = pinned.read("true").await;

@@ -53,7 +53,7 @@ impl Order {
                     after: Duration::from_millis(id.0.unsigned_abs() % 20),
                     failure: Some(failure()),
                     counts: true,
-                    is_probe: false,
+                    is_slowed: false,
                     blocks_lane: id.0 % 2 == 0,
                 },
                 1 => Settlement::Released,

@@ -66,7 +66,8 @@ async fn forged_kinds_do_not_slow_claims_down() {
     // A claim does not visit them. Each visit reads some pages.
     execute(&pool, "VACUUM tower_webhook.head").await;
     let claim = "EXPLAIN (ANALYZE, BUFFERS) SELECT tower_webhook.claim(
-        '{chat-platform}', '{30000000}', '{0}', '{64}', '{}', '{}', '{}', 64, 8, '{}', 0, 0, 0, 0, 1000000)";
+        '{chat-platform}', '{30000000}', '{0}', '{64}', '{}', '{}', '{}', 64, 8, '{}', 0, 0, 0, 0, 1000000,
+        '{64}', '{}', '{}', '{}')";
     // The first one on a connection reads what the server knows of tables and functions, too.
     execute(&pool, claim).await;
     let plan: Vec<String> = sqlx::query_scalar(claim).fetch_all(&pool).await.unwrap();

@@ -132,7 +132,7 @@ pub(crate) async fn failures_are_listed<H: Harness>(harness: &H) {
                 after: Duration::ZERO,
                 failure: Some(failure(*reason)),
                 counts: *reason != "outage",
-                is_probe: false,
+                is_slowed: false,
                 blocks_lane: true,
             };
             trial.settle(&taken, &settlement).await;

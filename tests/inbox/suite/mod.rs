@@ -100,8 +100,8 @@ pub(crate) use self::records::{
     failures_keep_their_durations, headers_are_kept, last_failures_are_shown, searches_end_in_time,
 };
 pub(crate) use self::routes::{
-    chats_of_other_routes_block_nothing, claims_are_shared, pauses_are_for_their_routes,
-    routes_are_apart, routes_have_their_leases,
+    chats_of_other_routes_block_nothing, claims_are_shared, claims_are_shared_by_kinds,
+    pauses_are_for_their_routes, routes_are_apart, routes_have_their_leases,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -216,6 +216,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         chats_of_other_routes_block_nothing
         pauses_are_for_their_routes
         claims_are_shared
+        claims_are_shared_by_kinds
         routes_have_their_leases
         attempts_end_once
         expired_attempts_may_end

@@ -1,6 +1,5 @@
 //! Routes: a worker takes the events of its own, one claim takes those of several, and each may be paused.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -8,7 +7,10 @@ use tokio::time::sleep;
 use super::make::{chat, key, route};
 use super::steps::{Trial, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Claims, Lane, NewEvent, Settlement, Share};
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal::{
+    Claims, KindShare, Kinds, Lane, NewEvent, Settlement, Share, Take,
+};
 use tower_webhook::inbox::{By, Change, EventId, Filter, Page, Scope};
 
 use support::queue::{Calls, retry};
@@ -231,9 +233,9 @@ pub(crate) async fn pauses_are_for_their_routes<H: Harness>(harness: &H) {
 /// What a worker takes of the events of a trial's route.
 fn share(trial: &Trial, busy: usize, most: usize) -> Share {
     Share {
-        take: Arc::new(trial.take(HELD)),
         busy,
         most,
+        ..trial.take(HELD).into()
     }
 }
 
@@ -315,6 +317,102 @@ pub(crate) async fn claims_are_shared<H: Harness>(harness: &H) {
     assert_eq!(taken(&claims, &two), [of_two]);
     let claims = claim([share(&one, 0, ALL), share(&two, 0, ALL)], &one, 100, 100).await;
     assert_eq!(claims.events.len(), 1, "the last suspect");
+}
+
+/// A claim takes events of several kinds of a route: each is of the kind with the fewest attempts in progress, and then the
+/// longest due. Of a kind, no more are taken than it may have, not even suspects; what is left is taken later.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn claims_are_shared_by_kinds<H: Harness>(harness: &H) {
+    const ALL: usize = usize::MAX;
+
+    let one = Trial::open(harness).await;
+    let two = &Trial::open(harness).await.at(&one.route);
+    let kinds = || Kinds::only([one.kind.clone(), two.kind.clone()]).at(one.route.clone());
+    let share = |of_one: Option<[usize; 2]>, of_two: Option<[usize; 2]>, each: usize| {
+        let kinds_apart = [(&one.kind, of_one), (&two.kind, of_two)].into_iter();
+        let apart = |(kind, of): (&EventKind, Option<[usize; 2]>)| {
+            let kind = kind.clone();
+            of.map(|[busy, most]| KindShare { kind, busy, most })
+        };
+        Share {
+            kinds: kinds_apart.filter_map(apart).collect(),
+            each,
+            ..Take {
+                lease: HELD,
+                kinds: kinds(),
+            }
+            .into()
+        }
+    };
+    let claim = async |of: Share, limit: usize, suspects: usize| {
+        let claims = ok(one.queue.claim(&[of], limit, suspects).await, "claim");
+        assert!(claims.events.len() <= limit, "a claim took too many events");
+        claims
+    };
+    let taken = |claims: &Claims, of: &Trial| {
+        let own = claims.events.iter();
+        let own = own.filter(|taken| *taken.delivery.kind() == of.kind);
+        own.map(|taken| taken.lease.id).collect::<Vec<_>>()
+    };
+    let mut of_one = Vec::new();
+    for _ in 0..12 {
+        of_one.push(one.accept(one.event()).await);
+    }
+    let mut of_two = Vec::new();
+    for _ in 0..4 {
+        of_two.push(one.accept(two.event()).await);
+    }
+
+    let claims = claim(share(None, None, ALL), 3, 0).await;
+    assert_eq!(taken(&claims, &one), of_one[..2]);
+    assert_eq!(taken(&claims, two), of_two[..1]);
+    // Attempts in progress count.
+    let claims = claim(share(Some([5, ALL]), Some([3, ALL]), ALL), 2, 0).await;
+    assert_eq!(taken(&claims, &one), []);
+    assert_eq!(taken(&claims, two), of_two[1..3]);
+    // What has no place makes no other claim due.
+    let claims = claim(share(Some([2, 4]), Some([1, 1]), ALL), 100, 0).await;
+    assert_eq!(taken(&claims, &one), of_one[2..4]);
+    assert_eq!(taken(&claims, two), []);
+    assert_ne!(claims.next_due, Some(Duration::ZERO), "when to claim next");
+    let claims = claim(share(Some([4, 0]), None, 0), 100, 0).await;
+    assert!(claims.events.is_empty(), "the kinds have too many attempts");
+    assert_ne!(claims.next_due, Some(Duration::ZERO), "when to claim next");
+    // Any other kind has a limit, too.
+    let claims = claim(share(Some([0, 0]), None, 1), 100, 0).await;
+    assert_eq!(taken(&claims, two), of_two[3..]);
+    let claims = claim(share(None, None, 3), 100, 0).await;
+    assert_eq!(taken(&claims, &one), of_one[4..7]);
+    // They are not forgotten.
+    let claims = claim(share(None, None, ALL), 2, 0).await;
+    assert_eq!(taken(&claims, &one), of_one[7..9]);
+    assert_eq!(claims.next_due, Some(Duration::ZERO), "when to claim next");
+    let claims = claim(share(None, None, ALL), 100, 0).await;
+    assert_eq!(taken(&claims, &one), of_one[9..]);
+
+    // Suspects.
+    for _ in 0..3 {
+        one.taken(one.event(), SHORT).await;
+    }
+    let more = one.accept(one.event()).await;
+    sleep(2 * SHORT).await;
+    let claims = claim(share(Some([1, 1]), None, ALL), 100, 100).await;
+    assert!(
+        claims.events.is_empty(),
+        "suspects of a kind without a place"
+    );
+    let claims = claim(share(Some([1, 3]), None, ALL), 100, 100).await;
+    assert_eq!(claims.events.len(), 2, "suspects have the places");
+    assert!(!taken(&claims, &one).contains(&more), "suspects come first");
+    let claims = claim(share(None, None, ALL), 100, 100).await;
+    assert_eq!(
+        claims.events.len(),
+        2,
+        "the last suspect, and another event"
+    );
 }
 
 /// One claim takes the events of each route under the lease of that route.

@@ -124,12 +124,12 @@ async fn a_probe_of_an_event_that_crashed_too_often_ends() {
     let (inbox, crm) = (inbox(), NotingCrm::default());
     let webhooks = webhooks(&inbox);
     crm.down.store(true, Ordering::SeqCst);
-    let worker = inbox.work(crm.router()).trip_after(2).spawn();
+    let worker = inbox.work(crm.router()).credit(2).spawn();
     for chat in ["a", "b", "c"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }
     sleep(Duration::from_millis(500)).await;
-    // The kind is tripped, and what crashes comes first.
+    // The kind is slowed, and what crashes comes first.
     let dead = crashed(&inbox, EventKind::CHAT_RATED, 9, 3).await;
     within_a_month(|| crm.attempts() > 4).await;
     sleep(10 * MINUTE).await;

@@ -3,6 +3,7 @@
 mod accepting;
 mod attempts;
 mod crashes;
+mod credit;
 mod order;
 mod stopping;
 

@@ -478,7 +478,7 @@ impl Mistaken {
                     after: Duration::ZERO,
                     failure: None,
                     counts: true,
-                    is_probe: false,
+                    is_slowed: false,
                     blocks_lane: true,
                 };
             }

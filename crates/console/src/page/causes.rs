@@ -107,7 +107,7 @@ pub(super) fn causes(
         cannot_claim(view),
         unavailable(view),
         budget(observed),
-        tripped(view, stats, observed),
+        slowed(view, stats, observed),
         silent(&observed.silent),
         of_stats(away),
         of_stats(nobodys),
@@ -280,12 +280,12 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
     Some(Cause::new(Level::Critical, text))
 }
 
-/// Events that have failed, block no lane and are of no tripped type: nothing else tells of them.
+/// Events that have failed, block no lane and are of no type that is slowed down: nothing else tells of them.
 fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
     let stats = stats?;
     let fails = |it: &&KindStats| {
         it.retrying > it.blocking
-            && !observed.tripped.contains_key(&it.event_type())
+            && !observed.slowed.contains_key(&it.event_type())
             && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
     };
     let kinds: Vec<_> = stats.kinds.iter().filter(fails).collect();
@@ -301,21 +301,21 @@ fn retried(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Ca
     Some(Cause::new(Level::Warning, text).link(url, "Retrying events"))
 }
 
-fn tripped(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
-    let (first, _) = observed.tripped.first_key_value()?;
-    let next = observed.tripped.values().min()?;
+fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cause> {
+    let (first, _) = observed.slowed.first_key_value()?;
+    let next = observed.slowed.values().min()?;
     let kinds = stats.into_iter().flat_map(|stats| &stats.kinds);
-    let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.event_type()));
+    let kinds = kinds.filter(|it| observed.slowed.contains_key(&it.event_type()));
     let unsettled: u64 = kinds
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.tripped.keys().map(|it| name(&it.route, &it.kind)))) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
-        (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none has succeeded for long: attempts of such a type are slowed down until one
+        succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
         @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
     };
     let cause = Cause::new(Level::Critical, text);
-    Some(match observed.tripped.len() {
+    Some(match observed.slowed.len() {
         1 if is_short(&first.kind) => {
             let query = [
                 ("state", "retrying"),

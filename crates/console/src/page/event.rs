@@ -109,13 +109,13 @@ fn waits(view: &View, event: &EventSummary) -> Markup {
         it => *it == Scope::Type(of.clone()),
     });
     let inbox = view.console.inbox.as_ref();
-    let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&of));
+    let slowed = inbox.and_then(|inbox| inbox.slowed().remove(&of));
     html! {
         @if let Some(pause) = pause {
             "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
             (scope(&pause.of)) "."
-        } @else if let Some(next) = tripped {
-            "Its kind is tripped, as its events fail in many chats: one of them is tried at a time, until one succeeds. The next attempt is made "
+        } @else if let Some(next) = slowed {
+            "Attempts of its type are slowed down, as its events fail, and none has succeeded for long. The next one begins "
             (next_attempt(next))
             @if view.can_change() { "; after " b { "Retry now" } ", it is that of this event" }
             "."

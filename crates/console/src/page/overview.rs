@@ -38,8 +38,8 @@ struct Row<'a> {
     age: Option<Duration>,
     spent: Option<&'a Spent>,
     minutes: Option<&'a [Minute; 60]>,
-    /// When the next event of the type is tried, if it is tripped.
-    tripped: Option<SystemTime>,
+    /// When the next event of the type is tried, if its attempts are slowed down.
+    slowed: Option<SystemTime>,
     is_silent: bool,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Observed {
     pub(super) spent: Vec<Spent>,
     pub(super) silent: Vec<Silent>,
     minutes: BTreeMap<EventType, [Minute; 60]>,
-    pub(super) tripped: BTreeMap<EventType, SystemTime>,
+    pub(super) slowed: BTreeMap<EventType, SystemTime>,
 }
 
 impl Observed {
@@ -56,12 +56,12 @@ impl Observed {
         let spent = console.budget.as_ref().map(FailureBudget::spent);
         let silent = console.silence.as_ref().map(Silence::silent);
         let minutes = console.recent.as_ref().map(Recent::minutes);
-        let tripped = console.inbox.as_ref().map(Inbox::tripped);
+        let slowed = console.inbox.as_ref().map(Inbox::slowed);
         Self {
             spent: spent.unwrap_or_default(),
             silent: silent.unwrap_or_default(),
             minutes: minutes.unwrap_or_default(),
-            tripped: tripped.unwrap_or_default(),
+            slowed: slowed.unwrap_or_default(),
         }
     }
 }
@@ -122,7 +122,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
         spent,
         silent,
         minutes,
-        tripped,
+        slowed,
     } = observed;
     let mut types = BTreeSet::new();
     types.extend(
@@ -133,7 +133,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
     types.extend(spent.iter().filter_map(of_spent));
     types.extend(silent.iter().map(of_silent));
     types.extend(minutes.keys().cloned());
-    types.extend(tripped.keys().cloned());
+    types.extend(slowed.keys().cloned());
     let all = types.len();
     let types = first(types);
     let others = all - types.len();
@@ -149,7 +149,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
                 .and_then(|(stats, of_type)| stats.age(of_type)),
             spent: spent.iter().find(|it| of_spent(it).as_ref() == Some(&of)),
             minutes: minutes.get(&of),
-            tripped: tripped.get(&of).copied(),
+            slowed: slowed.get(&of).copied(),
             is_silent: silent.iter().any(|it| of_silent(it) == of),
             of,
         }
@@ -247,7 +247,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
         tr {
             th scope="row" {
                 (name)
-                @if let Some(next) = row.tripped { " " span.badge.bad { "tripped, next " (next_attempt(next)) } }
+                @if let Some(next) = row.slowed { " " span.badge.bad { "slowed down, next " (next_attempt(next)) } }
                 @if is_paused && stats.is_some() { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }

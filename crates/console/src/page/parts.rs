@@ -84,7 +84,7 @@ pub(super) fn head(columns: &[&str]) -> Markup {
     }
 }
 
-/// When the next event of a tripped type is tried.
+/// When the next event of a type that is slowed down is tried.
 pub(super) fn next_attempt(at: SystemTime) -> String {
     match at.duration_since(SystemTime::now()) {
         Ok(left) => format!("in {}", long(left)),

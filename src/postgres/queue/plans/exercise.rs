@@ -100,7 +100,7 @@ impl Exercise {
             after: Duration::ZERO,
             failure: Some(failure()),
             counts: true,
-            is_probe: false,
+            is_slowed: false,
             blocks_lane,
         };
         let dead = |hold_lane| Settlement::Dead {

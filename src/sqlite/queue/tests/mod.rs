@@ -24,8 +24,8 @@ use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::actions::{ActionKind, BulkStep, By, NewBulk, Which};
 use crate::inbox::event::{
-    EventId, EventLease, EventState, Failure, Kinds, Lane, NewEvent, Settlement, Share, Take,
-    TakenEvent,
+    EventId, EventLease, EventState, Failure, KindShare, Kinds, Lane, NewEvent, Settlement, Share,
+    Take, TakenEvent,
 };
 use crate::inbox::queue::{
     Accepted, ChangeEvents, ClaimEvents, CountEvents, ForgetChats, ListEvents, MeasureTables,
@@ -116,7 +116,7 @@ fn retry(after: Duration, blocks_lane: bool) -> Settlement {
         after,
         failure: Some(failure()),
         counts: true,
-        is_probe: false,
+        is_slowed: false,
         blocks_lane,
     }
 }
@@ -380,6 +380,42 @@ async fn nothing_is_taken_for_a_caller_who_gave_up() {
     let claimed = queue.take_some(10).await;
     assert_eq!(ids(&claimed), [2, 3]);
     assert!(claimed.iter().all(|taken| taken.crashes == 0));
+}
+
+#[tokio::test]
+async fn large_deliveries_do_not_share_a_transaction_and_small_ones_go_first() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let (start, started) = std::sync::mpsc::channel::<()>();
+    let busy = {
+        let wait = queue.run(Need::Durable, move |_| {
+            let _ = started.recv();
+            Ok(())
+        });
+        let mut wait = Box::pin(wait);
+        assert!(wait.as_mut().now_or_never().is_none());
+        wait
+    };
+    let large = |key| {
+        let event = keyed(key, key as u64);
+        let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(1 << 20));
+        let delivery = RawDelivery::new(event.delivery.kind().clone(), body);
+        let delivery = delivery.with_key(event.delivery.key().cloned());
+        NewEvent { delivery, ..event }
+    };
+    let accepted = async |event| match queue.accept_one(event, None).await {
+        Ok(Accepted::New { id, .. }) => id.0,
+        other => panic!("{other:?}"),
+    };
+    let events = [large(1), large(2), large(3), keyed(4, 4)];
+    let mut calls = events.map(|event| Box::pin(accepted(event)));
+    for call in &mut calls {
+        assert!(call.as_mut().now_or_never().is_none());
+    }
+    start.send(()).unwrap();
+    busy.await.unwrap();
+    let numbers = futures_util::future::join_all(calls).await;
+    assert_eq!(numbers, [2, 3, 4, 1], "the order of the transactions");
 }
 
 #[tokio::test]

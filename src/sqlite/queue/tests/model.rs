@@ -110,7 +110,7 @@ impl Pair {
                 after: SECOND * self.random.u32(0..30),
                 failure: self.random.bool().then_some(failure),
                 counts: self.random.bool(),
-                is_probe: self.random.bool(),
+                is_slowed: self.random.bool(),
                 blocks_lane: self.random.bool(),
             },
         }

@@ -23,9 +23,15 @@ fn take_at(name: &str) -> Take {
 }
 
 fn share(name: &str, busy: usize, most: usize) -> Share {
+    let kind = event(1).delivery.kind().clone();
     Share {
         busy,
         most,
+        kinds: vec![KindShare {
+            kind,
+            busy,
+            most: usize::MAX,
+        }],
         ..take_at(name).into()
     }
 }
