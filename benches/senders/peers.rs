@@ -11,6 +11,7 @@ use bytes::Bytes;
 use ed25519_dalek::{Signature, Verifier, VerifyingKey};
 use http::{HeaderMap, Request};
 use p256::pkcs8::DecodePublicKey;
+use ring::signature::{RSA_PKCS1_2048_8192_SHA256, UnparsedPublicKey};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use tokio::runtime::{Builder, Runtime};
@@ -174,6 +175,12 @@ pub(crate) fn ed25519(key: &[u8], before: Vec<u8>, tag: &[u8]) -> Verify {
     let key = key.expect("a public key of Ed25519");
     let tag = Signature::from_slice(tag).expect("a signature of Ed25519");
     function(move |_, body| key.verify(&[&before, &body[..]].concat(), &tag).is_ok())
+}
+
+/// As [`ed25519`], with a key of PKCS#1.
+pub(crate) fn rsa(key: Vec<u8>, tag: Vec<u8>) -> Verify {
+    let key = UnparsedPublicKey::new(&RSA_PKCS1_2048_8192_SHA256, key);
+    function(move |_, body| key.verify(body, &tag).is_ok())
 }
 
 /// As [`ed25519`].

@@ -45,6 +45,7 @@ const CUSTOM_AND_TIME: &str = "`webhook-verify`, own scheme, `humantime` for the
 const UNTIMED: &str = "`webhook-verify`, own scheme, time unchecked";
 const BARE_ED25519: &str = "bare `ed25519-dalek`";
 const BARE_P256: &str = "bare `p256`";
+const BARE_RSA: &str = "bare `ring`";
 
 pub(crate) fn all() -> Vec<Row> {
     let listed = |provider| peers::provider(provider, SECRET);
@@ -113,6 +114,7 @@ pub(crate) fn all() -> Vec<Row> {
         standard_webhooks_v1a(),
         discord(),
         sendgrid(),
+        wise(),
     ]
 }
 
@@ -159,6 +161,18 @@ fn sendgrid() -> Row {
     let key = base64(P256[1]);
     row.beside(BARE_P256, peers::p256(&key, before.into(), &tag))
         .beside(WEBHOOK_VERIFY, peers::with_key(Provider::SendGrid, key))
+}
+
+/// With RSA-2048.
+fn wise() -> Row {
+    let file: Value = serde_json::from_str(include_str!("../../tests/fixtures/rsa.json"))
+        .expect("a file of JSON");
+    let [private, public] = ["private", "secret"].map(|it| file[it].as_str().expect("a text"));
+    let wise = Sender::named("wise", None).expect("a profile");
+    let (row, request) = asymmetric(wise, [private, public]);
+    let tag = base64(&text(&request, "x-signature-sha256"));
+    // What is around the key in `SubjectPublicKeyInfo` is constant.
+    row.beside(BARE_RSA, peers::rsa(base64(public)[24..].to_vec(), tag))
 }
 
 fn asymmetric(sender: Sender, [private, public]: [&str; 2]) -> (Row, Request<Bytes>) {
