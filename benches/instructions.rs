@@ -336,21 +336,21 @@ fn spooled() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::inbox(args = (), setup = inbox, config = at_most(117_500))]
+#[bench::inbox(args = (), setup = inbox, config = at_most(118_400))]
 #[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(18_930))]
 #[bench::accept_spooled(args = (), setup = spooled, config = at_most(21_220))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
-#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_800))]
+#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(9_300))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]
 #[bench::accept_postgres(args = (postgres()), setup = accepting, config = at_most(99_620))]
 #[bench::handle_postgres(args = (postgres()), setup = handling, config = at_most(86_500))]
-#[bench::verify(args = (), setup = verifying, config = at_most(46_420))]
+#[bench::verify(args = (), setup = verifying, config = at_most(47_620))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
 #[bench::route(args = (), setup = routing, config = at_most(17_800))]
-#[bench::pipeline(args = (), setup = fresh, config = at_most(74_620))]
-#[bench::pipeline_observed(args = (), setup = observed, config = at_most(76_120))]
-#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(54_220))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_520))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(76_260))]
+#[bench::pipeline_observed(args = (), setup = observed, config = at_most(78_340))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(55_530))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_570))]
 fn instructions(counted: Counted) {
     counted();
 }
