@@ -1,7 +1,8 @@
 //! The credit of each event type: how many calls of its handler may fail, and how many run side by side.
 //!
 //! A call costs 1, a success returns it and adds 16, and each second adds 1, up to 64. So a type makes at most
-//! 64 + t + 16 × successes failing calls in t seconds, and one that fails for some chats only is not slowed down.
+//! 64 + t + 16 × successes failing calls in t seconds, and as many more as begin at once; one that fails for some chats only is
+//! not slowed down.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
@@ -22,6 +23,9 @@ const GAIN: f64 = 16.0;
 /// Without a success for so long, a type of which several chats fail makes a call in [`SLOWEST`] at most.
 const LONG: Duration = Duration::from_secs(10 * 60);
 const SLOWEST: Duration = Duration::from_secs(10);
+
+/// Without a success for so long, such a type counts as slowed down, also if its credit lasts.
+const QUIET: Duration = Duration::from_secs(2 * 60);
 
 /// So many chats are several.
 const CHATS: usize = 10;
@@ -112,9 +116,13 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
 }
 
 impl Failing {
-    /// Whether the whole type has failed for long, and not a few chats.
+    /// Whether the whole type has failed for so long, and not a few chats.
+    fn lasts(&self, time: Duration) -> bool {
+        self.lanes.len() >= CHATS && self.since.elapsed() >= time
+    }
+
     fn is_long(&self) -> bool {
-        self.lanes.len() >= CHATS && self.since.elapsed() >= LONG
+        self.lasts(LONG)
     }
 }
 
@@ -283,6 +291,7 @@ impl Credits {
             Some(true) => {
                 it.left = (it.left + 1.0 + GAIN).min(most);
                 it.failing = None;
+                it.wanted = None;
             }
             None => it.left = (it.left + 1.0).min(most),
             Some(false) => {
@@ -296,7 +305,9 @@ impl Credits {
                 if failing.lanes.len() < CHATS {
                     failing.lanes.insert(lane);
                 }
-                failing.is_slowed |= it.left < 1.0 || failing.is_long();
+                // What calls in progress have spent may come back.
+                let spent = it.left + it.busy as f64;
+                failing.is_slowed |= spent < 1.0 || failing.lasts(QUIET);
                 self.low.insert(of.clone());
             }
         }
@@ -328,16 +339,24 @@ impl Credits {
         })
     }
 
-    /// The types of a route that may begin no call now.
+    /// The types of a route that may begin no call now: they have no credit, or as many calls in progress as they may have.
     pub(super) fn without(&mut self, route: &RouteName) -> Vec<EventType> {
-        let (most, types) = (self.most, &mut self.types);
         let mut without = Vec::new();
+        let few = three_quarters(self.places);
+        for (of, it) in &self.types {
+            if it.busy >= few && of.route == *route && it.busy >= self.most_of(Some(of)) {
+                without.push(of.clone());
+            }
+        }
+        let is_held = !self.low.is_empty() && self.failing_room() == 0;
+        let (most, types) = (self.most, &mut self.types);
         self.low.retain(|of| {
             let Some(it) = types.get_mut(of) else {
                 return false;
             };
             let is_without = it.calls(most) == 0;
-            if is_without && of.route == *route {
+            let waits = is_without || is_held && it.failing.is_some();
+            if waits && of.route == *route {
                 without.push(of.clone());
             }
             is_without || it.failing.is_some()
@@ -644,13 +663,13 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_quiet_type_is_slowed_down_after_ten_minutes() {
+    async fn a_quiet_type_is_slowed_down_after_two_minutes() {
         let mut credits = Credits::new(8, CALLS);
         for chat in 0..10 {
             assert!(credits.reserve(&rated()));
             assert_eq!(credits.end(&rated(), Some(false), chat).is_slowed, None);
         }
-        advance(LONG).await;
+        advance(QUIET).await;
         assert!(credits.reserve(&rated()));
         assert_eq!(credits.end(&rated(), Some(false), 1).is_slowed, Some(true));
         // One sick chat is not the whole type.

@@ -169,10 +169,11 @@ pub const BYTES_OF_CLAIM: usize = 8 << 20;
 pub trait ClaimEvents: Send + Sync + 'static {
     /// Takes up to `limit` events of several routes that can be taken: they are due, of one of the kinds, not paused, and
     /// first in their lanes. At most `suspects` events that have crashed before come first. Each event is of the route with
-    /// the fewest attempts in progress, including the events of this call, and then the longest due. An event that waited
-    /// behind others of its lane is due when it becomes the first one.
+    /// the fewest attempts in progress, including the events of this call, then of the kind with the fewest, and then the
+    /// longest due. An event that waited behind others of its lane is due when it becomes the first one.
     ///
-    /// A route gets no more events than [`Share::most`] allows. Its other events do not count for
+    /// A route gets no more events than [`Share::most`] allows, and a kind no more than
+    /// [`KindShare::most`](super::event::KindShare::most) or [`Share::each`]. Their other events do not count for
     /// [`Claims::next_due`].
     ///
     /// A claim ends when the bodies of its events reach [`BYTES_OF_CLAIM`] together.

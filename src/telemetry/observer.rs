@@ -136,7 +136,7 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// Events of a type fail, and none has succeeded for long, so a worker [slows down](crate::docs::inbox#types-that-fail) its
+    /// Events of a type fail, and none succeeds, so a worker [slows down](crate::docs::inbox#types-that-fail) its
     /// attempts.
     Slowed {
         /// The route.

@@ -534,7 +534,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
     for (path, shows) in [
         ("/", "10 other kinds are not shown"),
-        ("/", "none has succeeded for long"),
+        ("/", "none succeeds"),
         ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),
         ("/", "one was expected within"),

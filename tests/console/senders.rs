@@ -125,7 +125,7 @@ async fn routes_are_told_apart_on_each_page() {
         .shows(r#"<th scope="row">push</th>"#)
         .shows(r#"<th scope="row">github/push <span class="badge bad">slowed down, next "#)
         .shows(r#"<th scope="row">github/pull <span class="badge bad">silent</span>"#)
-        .shows("Events of <b>github/push</b> fail, and none has succeeded")
+        .shows("Events of <b>github/push</b> fail, and none succeeds")
         .shows(r#"href="/events?state=retrying&amp;route=github&amp;kind=push""#)
         .shows("No <b>github/pull</b> event was delivered")
         .shows(r#"<span class="quiet">github, not verified</span>"#)

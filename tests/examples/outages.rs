@@ -650,10 +650,10 @@ async fn failing_workers() -> (Simulation, Vec<&'static str>) {
     before(&mut it).await;
     crm.set(CrmState::Down);
     it.run(5 * MINUTE, 6.0).await;
-    it.firing(&["WebhookKindTripped", "WebhookOldestWaiting"]);
+    it.firing(&["WebhookKindFails", "WebhookOldestWaiting"]);
     crm.set(CrmState::Up);
     it.run(20 * MINUTE, 6.0).await;
-    (it, vec!["WebhookKindTripped", "WebhookOldestWaiting"])
+    (it, vec!["WebhookKindFails", "WebhookOldestWaiting"])
 }
 
 /// Somebody pauses the inbox, and forgets to resume it.

@@ -185,18 +185,18 @@ const OUTAGES: &[Outage] = &[
             "WebhookBudgetSpent critical route=chat-platform kind=chat-rated",
             "WebhookBudgetSpent critical route=chat-platform kind=chat-closed",
             "WebhookOldestWaiting warning route=chat-platform kind=chat-rated",
-            "WebhookKindTripped critical route=chat-platform kind=chat-rated",
+            "WebhookKindFails critical route=chat-platform kind=chat-rated",
         ],
         another: "WebhookQueueNearLimit critical",
     },
     Outage {
-        cause: "WebhookKindTripped critical route=chat-platform kind=chat-rated",
+        cause: "WebhookKindFails critical route=chat-platform kind=chat-rated",
         follow: &[
             "WebhookOldestWaiting warning route=chat-platform kind=chat-rated",
             "WebhookDeadLetters warning route=chat-platform kind=chat-rated at_least=1",
             "WebhookDeadLetters warning route=chat-platform kind=chat-rated at_least=100",
         ],
-        another: "WebhookKindTripped critical route=another kind=chat-rated",
+        another: "WebhookKindFails critical route=another kind=chat-rated",
     },
     Outage {
         cause: "WebhookReceiverDown critical instance=a",

@@ -55,7 +55,7 @@ pub(super) struct Pool {
     /// How many more attempts may begin at acceptance, before events that have been due for longer: `usize::MAX` while none
     /// has to wait.
     early: AtomicUsize,
-    /// Since when a claim has been asked for, and none has succeeded.
+    /// Since when a claim has been asked for, and none succeeds.
     unable: Mutex<Option<Instant>>,
     /// When the queue is asked for events next. `None` when nothing is known to become due.
     pub(super) plan: Mutex<Option<Instant>>,
@@ -242,7 +242,7 @@ impl Call {
         match change.is_slowed {
             Some(true) => tracing::error!(
                 %route, %kind,
-                "events of this type fail, and none has succeeded for long: until one does, attempts of this type are slowed \
+                "events of this type fail, and none succeeds: until one does, attempts of this type are slowed \
                  down, and failures do not count"
             ),
             Some(false) => tracing::info!(

@@ -44,10 +44,13 @@ impl Local for Served {
         };
         let (_, mut room) = place.enter(1, pool.most(place));
         let slot = Slot::new(Arc::clone(&pool), room.split()?, permit);
-        if !pool.begins_early() || !lock(&pool.credits).reserve(&of) {
+        if !lock(&pool.credits).reserve(&of) {
             return None;
         }
         let call = Call::new(&pool, of);
+        if !pool.begins_early() {
+            return None;
+        }
         Some(Room {
             take,
             // The slot owns the pool, so that an event is released if the worker is dropped meanwhile.

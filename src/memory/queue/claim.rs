@@ -25,7 +25,7 @@ impl ClaimEvents for MemoryQueue {
 
     async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
         let mut state = self.lock();
-        // The order of a chat comes before a probe: an event behind another one is not taken.
+        // The order of a chat comes before what a person wants: an event behind another one is not taken.
         let can_take = state.may_take(take, id.0) && state.is_first(id.0);
         Ok(can_take.then(|| state.take(id.0, take)))
     }

@@ -172,6 +172,7 @@ impl Batches {
     ///
     /// One that does not wait is on the disk with the next one that does: both are in the same log.
     fn synchronize(&mut self, need: Need) -> Result<()> {
+        let need = need.min(Need::Durable);
         let synchronous = match need {
             Need::Read => return Ok(()),
             _ if self.synchronous == Some(need) => return Ok(()),

@@ -70,6 +70,7 @@ impl Writer {
                 break;
             }
             while jobs.len() < BATCH.into()
+                && alone.len() < BATCH.into()
                 && let Ok(job) = queue.try_recv()
             {
                 jobs.push(job);

@@ -310,9 +310,9 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none has succeeded for long: attempts of such a type are slowed down until one
+        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: attempts of such a type are slowed down until one
         succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
-        @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
+        @if view.can_change() { b { "Retry now" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.slowed.len() {

@@ -115,7 +115,7 @@ fn waits(view: &View, event: &EventSummary) -> Markup {
             "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
             (scope(&pause.of)) "."
         } @else if let Some(next) = slowed {
-            "Attempts of its type are slowed down, as its events fail, and none has succeeded for long. The next one begins "
+            "Attempts of its type are slowed down, as its events fail, and none succeeds. The next one begins "
             (next_attempt(next))
             @if view.can_change() { "; after " b { "Retry now" } ", it is that of this event" }
             "."
