@@ -88,6 +88,7 @@
 
 mod event;
 mod forward;
+mod front;
 mod gate;
 mod lost;
 mod reserve;
@@ -95,20 +96,18 @@ mod status;
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::FutureExt;
 use tokio::sync::RwLock;
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
 use self::forward::Failures;
-use self::gate::{Gate, Lanes, Storing, Way};
+use self::gate::{Gate, Lanes, Storing};
 use self::lost::Newest;
 use self::reserve::{Reserve, log_room};
 use self::status::Measured;
@@ -117,13 +116,9 @@ use crate::error::Chain;
 use crate::execution::time_for;
 use crate::inbox::Queue;
 use crate::inbox::actions::{ActionKind, By};
-use crate::inbox::event::{EventId, Lane, NewEvent, Take};
-use crate::inbox::internal::forget_all;
-use crate::inbox::queue::{
-    AcceptEvents, Accepted, ChangeEvents, CountEvents, ForgetChats, ListEvents, MeasureTables,
-    PurgeEvents, Tables,
-};
-use crate::inbox::records::{EventRecord, Forgotten};
+use crate::inbox::event::{EventId, Lane, NewEvent};
+use crate::inbox::queue::{Accepted, ChangeEvents, CountEvents, ListEvents, PurgeEvents, Tables};
+use crate::inbox::records::EventRecord;
 use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
@@ -585,120 +580,4 @@ errors! {
 
 fn is_foreign(error: &StoreError) -> bool {
     error.source().is_some_and(<dyn Error>::is::<Strange>)
-}
-
-impl From<Spooled> for Queue {
-    fn from(spooled: Spooled) -> Self {
-        let behind = spooled.shared.queue.clone();
-        let front = Arc::new(spooled);
-        Self {
-            // Its events come from here, too, where no worker is woken.
-            is_shared: true,
-            accept: front.clone(),
-            forget: front.clone(),
-            measure: front,
-            ..behind
-        }
-    }
-}
-
-#[async_trait]
-impl AcceptEvents for Spooled {
-    async fn accept(
-        &self,
-        events: Arc<[NewEvent]>,
-        take: Option<&Take>,
-    ) -> Result<Vec<Accepted>, StoreError> {
-        let shared = &*self.shared;
-        let it = Asked::of(&events);
-        let direct = match shared.gate.way(it.lanes.clone()).await {
-            // In boxes, so that an acceptance by the queue is not larger for them.
-            Way::File(storing) => return Box::pin(shared.store(events, storing)).await,
-            Way::Queue(direct) => direct,
-        };
-        let accepting = shared.queue.accept.accept(Arc::clone(&events), take);
-        let limit = shared.spool.accept_within + it.time;
-        let error = match within(limit, accepting).await {
-            Ok(accepted) => {
-                shared.accepted(&it, &accepted).await;
-                return Ok(accepted);
-            }
-            Err(error) => error,
-        };
-        shared.did_not_accept(&it, &error);
-        if it.key.is_none() || is_of_event(&error) {
-            // Without a key, it may have been stored, which nobody would recognise.
-            return Err(error);
-        }
-        let storing = shared.gate.turn(it.lanes);
-        let stored = Box::pin(shared.store(events, storing)).await;
-        drop(direct);
-        stored
-    }
-}
-
-#[async_trait]
-impl MeasureTables for Spooled {
-    /// That of the file while the queue does not work: then, deliveries go there. A size that takes long says little about
-    /// the queue, which is asked whether it works.
-    async fn size(&self) -> Result<u64, StoreError> {
-        let shared = &*self.shared;
-        if !shared.gate.is_open() {
-            let mut size = shared.queue.measure.size();
-            let answered = match timeout(shared.spool.accept_within, &mut size).await {
-                Ok(answered) => answered,
-                Err(_) => {
-                    shared.gate.doubt();
-                    size.await
-                }
-            };
-            if answered.is_ok() {
-                return answered;
-            }
-            // The delivery that may wait for this goes to the file at once.
-            if let Err(error) = shared.ask().await {
-                shared.did_not_answer(&error);
-            }
-        }
-        shared.file.size().await
-    }
-
-    async fn tables(&self) -> Result<Tables, StoreError> {
-        let shared = &*self.shared;
-        if !shared.gate.is_open() {
-            // The file accepts meanwhile, and the caller waits for little longer than for an acceptance.
-            match within(
-                shared.spool.accept_within / 2,
-                shared.queue.measure.tables(),
-            )
-            .await
-            {
-                Ok(tables) if tables.is_writable => return Ok(tables),
-                _ => shared.gate.doubt(),
-            }
-        }
-        Ok(Tables {
-            identity: shared.identity.load(Ordering::Relaxed),
-            is_writable: shared.file.size().await? < shared.spool.limit,
-        })
-    }
-}
-
-#[async_trait]
-impl ForgetChats for Spooled {
-    async fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-        by: &By,
-    ) -> Result<Forgotten, StoreError> {
-        let shared = &*self.shared;
-        let _forwarding = shared.forwarding.write().await;
-        if events.is_none() {
-            forget_all(&shared.file, chat, by).await?;
-            // Those of this chat do not fail again.
-            shared.forget_failures(None);
-        }
-        shared.queue.forget.forget(chat, events, by).await
-    }
 }
