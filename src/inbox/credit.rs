@@ -1,8 +1,8 @@
 //! The credit of each event type: how many calls of its handler may fail, and how many run side by side.
 //!
 //! A call costs 1, a success returns it and adds 16, and each second adds 1, up to 64. So a type makes at most
-//! 64 + t + 16 × successes failing calls in t seconds, and as many more as begin at once; one that fails for some chats only is
-//! not slowed down.
+//! 64 + t + 16 × successes failing calls in t seconds, plus the calls that begin at the same moment. A type that fails for some
+//! chats only is not slowed down.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::mem;
@@ -425,7 +425,7 @@ impl Credits {
         it.busy < side_by_side && !is_held
     }
 
-    /// When the next type gets credit that waits for it, of those that a person wants at routes that have room for it.
+    /// When the next waiting type gets credit. An event that a person wants counts if its route has room.
     pub(super) fn next(&self, has_room: impl Fn(&RouteName) -> bool) -> Option<Instant> {
         let waiting = self.low.iter().filter_map(|of| {
             let it = self.types.get(of)?;
@@ -471,7 +471,7 @@ impl Credits {
         })
     }
 
-    /// Forgets the failures of types that another worker handles, and returns those that were slowed down.
+    /// Forgets the failures of types that another worker handles. Returns the types that were slowed down.
     pub(super) fn leave(&mut self, is_left: impl Fn(&EventType) -> bool) -> Vec<EventType> {
         let mut ended = Vec::new();
         for (of, it) in &mut self.types {

@@ -85,7 +85,7 @@ pub struct Share {
     pub busy: usize,
     /// The most attempts at this route that may be in progress.
     pub most: usize,
-    /// The kinds with attempts in progress, and those that may have fewer than the others.
+    /// The kinds with attempts in progress, and the kinds with a limit below `each`.
     pub kinds: Vec<KindShare>,
     /// The most attempts of each other kind that may be in progress.
     pub each: usize,

@@ -52,7 +52,7 @@ pub(crate) struct Listening {
     /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `name`,
     /// `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
-    /// to those that name none. A change of FILE needs a restart; what it names is reloaded when it changes, and on SIGHUP.
+    /// to those that name none. A change of FILE needs a restart. The files that it names are read again when they change, and on SIGHUP.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
         "secret_file", "demo", "dangerously_unsigned", "name", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,

@@ -126,8 +126,7 @@ pub(crate) fn warn_of_variables() {
     }
 }
 
-/// Whether a variable, without `WEBHOOK_`, is one of those that Kubernetes sets in all pods for a service whose name begins
-/// with `webhook`.
+/// Whether Kubernetes sets a variable, here without `WEBHOOK_`, in all pods, for a service whose name begins with `webhook`.
 fn is_of_kubernetes(rest: &str) -> bool {
     let is_port = |rest: &str| {
         let after = rest.split_once("PORT").map(|(_, after)| after);

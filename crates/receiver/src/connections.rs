@@ -248,8 +248,8 @@ impl Served {
         }
     }
 
-    /// Returns how the connection ends, or `None` at a time limit. When the receiver closes, the time of a connection is
-    /// over that waits for a next request, and that of one that waits for its first is over soon.
+    /// Returns how the connection ends, or `None` at a time limit. When the receiver closes, a connection
+    /// that waits for its next request ends at once, and a connection that waits for its first request ends soon.
     async fn next(&mut self, closing: Option<Instant>) -> Option<hyper::Result<()>> {
         let mut timer = pin!(sleep_until(Instant::now()));
         poll_fn(|cx| {

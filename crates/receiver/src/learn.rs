@@ -94,7 +94,7 @@ fn read(file: &Path) -> Result<Secrets, ConfigError> {
     Secrets::from_file(file)
 }
 
-/// The secrets of a file that may have none yet: then one that nobody has, and that proves nothing.
+/// The secrets of a file. A file without a secret gives a random one, which nobody knows.
 pub(crate) fn secrets(file: &Path) -> Result<Secrets, ConfigError> {
     let of_file = |source| ConfigError::SecretFile {
         path: file.to_owned(),

@@ -88,8 +88,8 @@ impl Files {
         }
     }
 
-    /// Whether they are others than those that were read, and did not change since the last look: a file that somebody
-    /// writes may have half a secret.
+    /// Whether the files differ from those that were read, and have not changed since the last look. A file that is being
+    /// written may have half a secret.
     fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
         let have_settled = now == self.seen;
