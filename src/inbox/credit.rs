@@ -4,7 +4,7 @@
 //! 64 + t + 16 × successes failing calls in t seconds, plus the calls that begin at the same moment. A type that fails for some
 //! chats only is not slowed down.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::mem;
 use std::time::Duration;
 
@@ -51,6 +51,8 @@ pub(super) struct Credits {
     /// The type that had an event last, and when; and when one of another type came last.
     latest: Option<(EventType, Instant)>,
     other: Option<Instant>,
+    /// What nobody was told of yet, in its order.
+    changes: VecDeque<(EventType, Change)>,
 }
 
 #[derive(Debug)]
@@ -72,6 +74,17 @@ struct Credit {
     wanted: Option<EventId>,
 }
 
+/// Why a type is slowed down, or is not any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It has used its credit up, or has failed for long.
+    Slowed,
+    /// An event of it succeeded.
+    Succeeded,
+    /// Another worker handles it.
+    Left,
+}
+
 #[derive(Debug)]
 struct Failing {
     since: Instant,
@@ -79,15 +92,6 @@ struct Failing {
     /// The lanes of which an event failed.
     lanes: HashSet<i64>,
     is_slowed: bool,
-}
-
-/// What the end of a call changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Change {
-    /// Whether the type is slowed down from now on, or is not any more.
-    pub(super) is_slowed: Option<bool>,
-    /// Whether an event of the type may wait for the room that there is now.
-    pub(super) has_room: bool,
 }
 
 /// Whether an outcome shows that the handler of the event's type works. `None` if it shows nothing.
@@ -190,6 +194,7 @@ impl Credits {
             low: BTreeSet::new(),
             latest: None,
             other: None,
+            changes: VecDeque::new(),
         }
     }
 
@@ -278,11 +283,12 @@ impl Credits {
         }
     }
 
-    /// Ends a call, which showed whether the handler works, or nothing. `lane` is the event's lane, or the event itself.
-    pub(super) fn end(&mut self, of: &EventType, works: Option<bool>, lane: i64) -> Change {
+    /// Ends a call, which showed whether the handler works, or nothing. `lane` is the event's lane, or the event itself. Returns
+    /// whether an event may wait for the room that there is now.
+    pub(super) fn end(&mut self, of: &EventType, works: Option<bool>, lane: i64) -> bool {
         let most = self.most;
         let Some(it) = self.types.get_mut(of) else {
-            return Change::default();
+            return false;
         };
         it.refill(most);
         it.busy = it.busy.saturating_sub(1);
@@ -319,10 +325,15 @@ impl Credits {
                 has_room |= mem::take(&mut other.is_waiting);
             }
         }
-        Change {
-            is_slowed: (is_slowed != was_slowed).then_some(is_slowed),
-            has_room,
+        if is_slowed != was_slowed {
+            let change = if is_slowed {
+                Change::Slowed
+            } else {
+                Change::Succeeded
+            };
+            self.changes.push_back((of.clone(), change));
         }
+        has_room
     }
 
     /// Whether failures of the type do not count, as it has had no success since its credit was used up.
@@ -359,7 +370,7 @@ impl Credits {
             if waits && of.route == *route {
                 without.push(of.clone());
             }
-            is_without || it.failing.is_some()
+            is_without || it.failing.is_some() || it.wanted.is_some()
         });
         without
     }
@@ -471,18 +482,25 @@ impl Credits {
         })
     }
 
-    /// Forgets the failures of types that another worker handles. Returns the types that were slowed down.
-    pub(super) fn leave(&mut self, is_left: impl Fn(&EventType) -> bool) -> Vec<EventType> {
-        let mut ended = Vec::new();
+    /// Forgets the failures of types that another worker handles.
+    pub(super) fn leave(&mut self, is_left: impl Fn(&EventType) -> bool) {
         for (of, it) in &mut self.types {
             if it.failing.is_some() && is_left(of) {
                 if it.is_slowed() {
-                    ended.push(of.clone());
+                    self.changes.push_back((of.clone(), Change::Left));
                 }
                 it.failing = None;
             }
         }
-        ended
+    }
+
+    pub(super) fn has_changes(&self) -> bool {
+        !self.changes.is_empty()
+    }
+
+    /// The next change that nobody was told of.
+    pub(super) fn next_change(&mut self) -> Option<(EventType, Change)> {
+        self.changes.pop_front()
     }
 
     pub(super) fn has_failing(&self) -> bool {
@@ -558,15 +576,16 @@ mod tests {
         assert_eq!(fail(&mut credits, &rated()), 64);
         advance(SECOND).await;
         assert!(credits.reserve(&rated()));
-        let change = credits.end(&rated(), Some(true), 1);
-        assert_eq!(change.is_slowed, Some(false));
+        credits.end(&rated(), Some(true), 1);
         assert!(!credits.is_slowed(&rated()));
+        let changes = [(rated(), Change::Slowed), (rated(), Change::Succeeded)];
+        assert_eq!(mem::take(&mut credits.changes), changes);
         assert_eq!(fail(&mut credits, &rated()), 17);
         // What was interrupted costs nothing, and shows nothing.
         advance(SECOND).await;
         for _ in 0..3 {
             assert!(credits.reserve(&rated()));
-            assert_eq!(credits.end(&rated(), None, 1).is_slowed, None);
+            credits.end(&rated(), None, 1);
         }
         assert!(credits.is_slowed(&rated()));
     }
@@ -607,8 +626,8 @@ mod tests {
         assert_eq!(more, 0);
         assert!(credits.reserve(&closed()));
         assert!(!credits.wait(&failing[1]));
-        let end = credits.end(&failing[0], None, 1);
-        assert!(end.has_room, "another one waits for it");
+        let has_room = credits.end(&failing[0], None, 1);
+        assert!(has_room, "another one waits for it");
         let shares = credits.shares();
         let of = |kind: &EventKind| {
             shares
@@ -640,7 +659,7 @@ mod tests {
         assert!(credits.without(&route).is_empty());
         assert!(credits.reserve(&rated()));
         assert!(!credits.wait(&rated()));
-        assert!(credits.end(&rated(), Some(true), 1).has_room);
+        assert!(credits.end(&rated(), Some(true), 1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -667,18 +686,23 @@ mod tests {
         let mut credits = Credits::new(8, CALLS);
         for chat in 0..10 {
             assert!(credits.reserve(&rated()));
-            assert_eq!(credits.end(&rated(), Some(false), chat).is_slowed, None);
+            credits.end(&rated(), Some(false), chat);
+            assert!(!credits.is_slowed(&rated()));
         }
         advance(QUIET).await;
         assert!(credits.reserve(&rated()));
-        assert_eq!(credits.end(&rated(), Some(false), 1).is_slowed, Some(true));
+        credits.end(&rated(), Some(false), 1);
+        assert!(credits.is_slowed(&rated()));
         // One sick chat is not the whole type.
         for _ in 0..10 {
             advance(LONG).await;
             assert!(credits.reserve(&closed()));
-            assert_eq!(credits.end(&closed(), Some(false), 1).is_slowed, None);
+            credits.end(&closed(), Some(false), 1);
+            assert!(!credits.is_slowed(&closed()));
         }
-        assert_eq!(credits.leave(|_| true), [rated()]);
+        credits.leave(|_| true);
+        let changes = [(rated(), Change::Slowed), (rated(), Change::Left)];
+        assert_eq!(credits.changes, changes);
         assert!(!credits.is_slowed(&rated()));
     }
 }

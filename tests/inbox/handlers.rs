@@ -443,9 +443,9 @@ async fn a_fallback_leaves_what_a_service_names_that_was_started_just_now() {
     stop(new).await;
 }
 
-/// A type that is slowed here, and that another service handles: no attempt here could end the alarm.
+/// A type that is slowed down here, and that another service handles: no attempt here could end the alarm.
 #[tokio::test(start_paused = true)]
-async fn a_trip_ends_when_another_service_handles_the_type() {
+async fn a_type_is_not_slowed_down_once_another_service_handles_it() {
     let log = Log::capture(Level::INFO);
     let shop = Shop::new();
     let desk = shop.inbox();
@@ -466,10 +466,10 @@ async fn a_trip_ends_when_another_service_handles_the_type() {
     sleep(2 * MINUTE).await;
     assert_eq!(shop.states().await, [HANDLED; 2]);
     assert_eq!(desk.slowed(), [].into());
-    let mut trips = notes.take();
-    trips.retain(|line| line.starts_with("slowed"));
+    let mut changes = notes.take();
+    changes.retain(|line| line.starts_with("slowed"));
     assert_eq!(
-        trips,
+        changes,
         ["slowed chat-closed true", "slowed chat-closed false"]
     );
     let told = "another worker handles this type";

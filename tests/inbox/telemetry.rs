@@ -1,12 +1,13 @@
 //! An inbox and its workers, as an observer sees them.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::Retry;
 use tower_webhook::inbox::internal::observe;
-use tower_webhook::telemetry::Recent;
+use tower_webhook::inbox::{Inbox, Retry};
+use tower_webhook::telemetry::{Observation, Observer, Recent};
 use tower_webhook::{Delivery, EventRouter, HandlerError, Webhooks};
 
 use support::delivery::{delivery, secret, send};
@@ -96,8 +97,35 @@ async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
     drop(worker);
 }
 
+/// Asks the inbox of each type that is slowed down, while it is told of it.
+struct Asks(Inbox, Arc<Mutex<Vec<usize>>>);
+
+impl Observer for Asks {
+    fn observe(&self, observation: &Observation<'_>) {
+        if let Observation::Slowed { .. } = observation {
+            let slowed = self.0.slowed().len();
+            support::lock(&self.1).push(slowed);
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
-async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
+async fn an_observer_may_ask_the_inbox() {
+    let (inbox, crm, seen) = (inbox(), NotingCrm::default(), Arc::default());
+    observe(&inbox, Asks(inbox.clone(), Arc::clone(&seen)));
+    let webhooks = webhooks(&inbox);
+    crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
+    let worker = inbox.work(crm.router()).credit(1).spawn();
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    sleep(SECOND).await;
+    crm.down.store(false, std::sync::atomic::Ordering::SeqCst);
+    within_a_month(|| crm.handled() == 1).await;
+    assert_eq!(*support::lock(&seen), [1, 0]);
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn types_that_are_slowed_down_and_calls_of_the_queue_are_observed() {
     let notes = Notes::default();
     let (inbox, crm) = (inbox(), NotingCrm::default());
     observe(&inbox, notes.clone());

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::future::poll_fn;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, TryLockError};
 use std::time::Duration;
 
 use futures_util::future::BoxFuture;
@@ -47,6 +47,8 @@ pub(super) struct Pool {
     pub(super) routes: Vec<Place>,
     began: Instant,
     pub(super) credits: Mutex<Credits>,
+    /// Held by whoever tells of types that are slowed down.
+    tells: Mutex<()>,
     pub(super) permits: Arc<Semaphore>,
     /// Whether the last claim may have left events of a route, because it has as many attempts as it may have.
     pub(super) is_capped: AtomicBool,
@@ -223,37 +225,17 @@ impl Call {
     pub(super) fn end(&mut self, works: Option<bool>, lane: i64) -> [bool; 2] {
         let mut credits = lock(&self.pool.credits);
         self.has_ended = true;
-        let change = credits.end(&self.of, works, lane);
+        let has_room = credits.end(&self.of, works, lane);
         let state = match works {
             Some(false) => [credits.is_slowed(&self.of), credits.is_short(&self.of)],
             _ => [false; 2],
         };
-        // Under the lock, so that an observer sees such changes in their order.
-        if let Some(is_slowed) = change.is_slowed {
-            self.pool.slowed(&self.of, is_slowed);
-        }
         drop(credits);
-        self.tell(change);
-        state
-    }
-
-    fn tell(&self, change: Change) {
-        let (route, kind) = (&self.of.route, &self.of.kind);
-        match change.is_slowed {
-            Some(true) => tracing::error!(
-                %route, %kind,
-                "events of this type fail, and none succeeds: until one does, attempts of this type are slowed \
-                 down, and failures do not count"
-            ),
-            Some(false) => tracing::info!(
-                %route, %kind,
-                "an event of this type succeeded: its attempts are not slowed down any more"
-            ),
-            None => {}
-        }
-        if change.has_room {
+        self.pool.tell();
+        if has_room {
             self.pool.ask_now();
         }
+        state
     }
 }
 
@@ -332,6 +314,7 @@ impl Pool {
             routes,
             began: Instant::now(),
             credits: Mutex::new(Credits::new(rules.concurrency, rules.credit)),
+            tells: Mutex::default(),
             permits: Arc::new(Semaphore::new(rules.concurrency)),
             is_capped: false.into(),
             accepts: false.into(),
@@ -428,14 +411,42 @@ impl Pool {
         Call::new(self, of)
     }
 
-    /// Tells of a type that is slowed down, or is not any more.
-    pub(super) fn slowed(&self, EventType { route, kind }: &EventType, is_slowed: bool) {
-        let observers = self.shared.observers();
-        observers.observe(&Observation::Slowed {
-            route,
-            kind,
-            is_slowed,
-        });
+    /// Tells of types that are slowed down, or are not any more, in the order of these changes. No lock is held that an observer
+    /// may need, and whoever tells already tells of what comes meanwhile.
+    pub(super) fn tell(&self) {
+        while lock(&self.credits).has_changes() {
+            let _one = match self.tells.try_lock() {
+                Ok(one) => one,
+                Err(TryLockError::Poisoned(one)) => one.into_inner(),
+                Err(TryLockError::WouldBlock) => return,
+            };
+            loop {
+                let change = lock(&self.credits).next_change();
+                let Some((EventType { route, kind }, change)) = change else {
+                    break;
+                };
+                self.shared.observers().observe(&Observation::Slowed {
+                    route: &route,
+                    kind: &kind,
+                    is_slowed: change == Change::Slowed,
+                });
+                match change {
+                    Change::Slowed => tracing::error!(
+                        %route, %kind,
+                        "events of this type fail, and none succeeds: until one does, attempts of this type are slowed down, and \
+                         failures do not count"
+                    ),
+                    Change::Succeeded => tracing::info!(
+                        %route, %kind,
+                        "an event of this type succeeded: its attempts are not slowed down any more"
+                    ),
+                    Change::Left => tracing::info!(
+                        %route, %kind,
+                        "another worker handles this type, or did: its attempts are not slowed down here any more"
+                    ),
+                }
+            }
+        }
     }
 
     /// Notes how many attempts a claim has begun, and whether it left others that are due: then as many may begin at
@@ -529,21 +540,15 @@ impl Pool {
             && credits.has_failing()
         {
             // Nothing is tried here any more that could succeed.
-            let ended = credits.leave(|EventType { route, kind }| {
+            credits.leave(|EventType { route, kind }| {
                 self.place(route).is_some_and(|place| {
                     let duty = noted.duty(place.handles.own(kind), route, kind);
                     matches!(duty, Duty::Leave | Duty::PutOff)
                 })
             });
-            for of in &ended {
-                self.slowed(of, false);
-                tracing::info!(
-                    route = %of.route, kind = %of.kind,
-                    "another worker handles this type, or did: its attempts are not slowed down here any more"
-                );
-            }
         }
         drop(credits);
+        self.tell();
         for place in &self.routes {
             let route = &place.route;
             let mut kinds = self.rules().kinds(&route.name);
