@@ -10,6 +10,8 @@ mod bulk;
 mod counts;
 #[cfg(feature = "sqlite")]
 mod inbox;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod patroni;
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 mod power;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
@@ -19,3 +21,5 @@ mod senders;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod spool;
 mod transactional;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod world;
