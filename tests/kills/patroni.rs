@@ -406,7 +406,7 @@ async fn survive(has_spools: bool, is_synchronous: bool) {
         assert!(round.odd.is_empty(), "{round:?}");
         if is_synchronous {
             let is_sound = lost.is_empty() && doubled.is_empty() && disordered.is_empty();
-            assert!(is_sound, "{:?} {doubled:?} {disordered:?}", lost);
+            assert!(is_sound, "{lost:?} {doubled:?} {disordered:?}");
         }
         assert!(!has_spools || round.refused == 0, "{round:?}");
         let numbers = [
