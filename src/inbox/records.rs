@@ -252,6 +252,8 @@ pub struct KindStats {
     pub kind: EventKind,
     /// Events without a failed attempt, and without an attempt in progress.
     pub waiting: u64,
+    /// Those of them that wait for no other event: they are the first of their lanes, or have none.
+    pub ready: u64,
     /// Events with an attempt in progress.
     pub in_progress: u64,
     /// Events that are tried again after an attempt failed or crashed.

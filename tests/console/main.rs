@@ -9,6 +9,7 @@ mod payloads;
 mod queues;
 mod senders;
 mod texts;
+mod truth;
 
 use axum::Router;
 use axum::body::Body;

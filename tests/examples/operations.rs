@@ -232,7 +232,8 @@ async fn unit_allows_what_the_receiver_does() {
     });
     assert!(curl(&[&receiver.url_of("metrics")]).contains("webhook_attempts_total"));
     receiver.signal(Signal::SIGTERM);
-    assert_eq!(receiver.program.finish().code, 0);
+    let ended = receiver.program.finish();
+    assert_eq!((ended.code, &*ended.out), (0, ""), "the journal gets a payload");
     let calls = until("the end of the record", || {
         let calls = fs::read_to_string(&calls).unwrap();
         calls.contains("+++ exited with 0 +++").then_some(calls)

@@ -24,7 +24,7 @@ fn odd_keys_and_chats_are_found_changed_and_forgotten() {
     let url = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let args = ["--secret", "s", "--inbox", &url, "--exec", "cat >/dev/null"];
     let receiver = Server::receiver(&args);
-    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    assert_eq!(inbox(&url, &["pause", "--all"]).code, 0);
     // An id that no command line can have, as `show` writes it.
     let body = receiver.file("body", r#"{"id":"\u0000\\u{0}\n"}"#);
     let more = ["--event", "chat-rated", "--key", r"a\\b\c", "--body", &body];
