@@ -11,6 +11,7 @@ use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use super::bulk::Turns;
 use super::counts::Counts;
 use super::request::Done;
+use super::scan::Scans;
 
 /// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
 ///
@@ -31,6 +32,7 @@ pub struct Console {
     pub(super) hosts: Option<Vec<String>>,
     pub(super) turns: Turns,
     pub(super) done: Done,
+    pub(super) scans: Scans,
 }
 
 impl Console {

@@ -235,7 +235,7 @@ fn forecast(spent: &Spent) -> Markup {
         @match spent.disabled_in {
             Some(left) if left.is_zero() => "The sender has probably disabled the webhook: enable it there when the cause is fixed.",
             Some(left) => {
-                "It is not disabled yet. If deliveries go on failing like this, the sender disables it in " (long(left))
+                "It is not disabled yet. If deliveries go on failing like this, the sender disables the webhook in " (long(left))
                 @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
                 "."
             },
