@@ -439,7 +439,9 @@ async fn a_change_keeps_to_its_rate_though_the_operator_and_the_console_are_gone
     assert!((at + 35..=at + 45).contains(&more), "{more} after {at}");
     sleep(2 * SECOND).await;
     let page = get(&read_only, &path).await;
-    page.shows("Done.").shows("100 of 100 discarded").hides("Cancel");
+    page.shows("Done.")
+        .shows("100 of 100 discarded")
+        .hides("Cancel");
     assert_eq!(inbox.stats().await.unwrap().unsettled(), 0);
     get(&read_only, "/").await.hides(&path);
     get(&read_only, "/events/1")

@@ -36,7 +36,10 @@ async fn a_type_that_waits_behind_blocked_chats_has_its_worker() {
     }
     sleep(13 * MINUTE).await;
     let stats = inbox.stats().await.unwrap();
-    let closed = stats.kinds.iter().find(|it| it.kind == EventKind::CHAT_CLOSED);
+    let closed = stats
+        .kinds
+        .iter()
+        .find(|it| it.kind == EventKind::CHAT_CLOSED);
     assert_eq!(closed.map(|it| (it.waiting, it.ready)), Some((3, 0)));
     get(&Console::new().inbox(inbox).router(), "/")
         .await

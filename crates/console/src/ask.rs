@@ -127,7 +127,10 @@ pub(super) async fn confirm(
 /// The number of events that a question shows.
 const SAMPLE: usize = 5;
 
-pub(super) async fn bulk(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
+pub(super) async fn bulk(
+    Extension(view): Extension<View>,
+    path: Result<Path<i64>, PathRejection>,
+) -> Answer {
     let Path(number) = path?;
     let action = find_bulk(&view.console, number).await?;
     let selection = action.selection();

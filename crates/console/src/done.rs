@@ -110,7 +110,9 @@ pub(super) async fn done(
         let is_last = step.len() < STEP;
         let last = step.last().map(|action| action.number);
         // Those before it are older still.
-        let is_over = step.last().is_none_or(|last| from.is_some_and(|from| last.at < from));
+        let is_over = step
+            .last()
+            .is_none_or(|last| from.is_some_and(|from| last.at < from));
         let of_time = |action: &Action| from.is_none_or(|from| action.at >= from);
         found.extend(step.into_iter().filter(|it| of_time(it) && matches(it)));
         if found.len() > ROWS {

@@ -88,14 +88,24 @@ pub(super) async fn forget(
                 Err(error) => {
                     let reason = Chain(&error).to_string();
                     let forgotten = at;
-                    tracing::warn!(actor = by.who(), forgotten, reason, "the console could not forget all chats of a person");
+                    tracing::warn!(
+                        actor = by.who(),
+                        forgotten,
+                        reason,
+                        "the console could not forget all chats of a person"
+                    );
                     return Err(error);
                 }
             }
         }
         counts.forget();
         // Ids of chats would outlive the data in the log.
-        tracing::info!(actor = by.who(), chats = chats.len(), bodies, "the console has forgotten the chats of a person");
+        tracing::info!(
+            actor = by.who(),
+            chats = chats.len(),
+            bodies,
+            "the console has forgotten the chats of a person"
+        );
         Ok(bodies)
     });
     let did = Did::Forgotten(number, bodies.await?);

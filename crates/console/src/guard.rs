@@ -75,7 +75,10 @@ pub(super) async fn guard(
         let counted = timeout(COUNTS, view.console.counts.of(&inbox));
         let (counted, failed) = join(counted, failure(&inbox)).await;
         // Counts of before say nothing of a database that has gone since.
-        view.counted = counted.ok().and_then(Result::ok).filter(|_| failed.is_none());
+        view.counted = counted
+            .ok()
+            .and_then(Result::ok)
+            .filter(|_| failed.is_none());
         view.failed = failed.map(Arc::new);
     }
     // The overview shows what does not come from the database.
@@ -116,7 +119,11 @@ fn remember(view: &View, answer: &mut Response) {
         return;
     };
     let who: String = form_urlencoded::byte_serialize(who.as_bytes()).collect();
-    let path = if view.base.is_empty() { "/" } else { &view.base };
+    let path = if view.base.is_empty() {
+        "/"
+    } else {
+        &view.base
+    };
     let cookie = format!("{WHO}={who}; Path={path}; Max-Age=31536000; SameSite=Strict; HttpOnly");
     if let Ok(cookie) = cookie.parse() {
         answer.headers_mut().append(SET_COOKIE, cookie);
@@ -172,7 +179,6 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
         is_address || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
     })
 }
-
 
 /// The name of the operator, if a proxy passes it on, or the operator has typed it before.
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {

@@ -50,6 +50,7 @@ mod export;
 mod forget;
 mod guard;
 mod history;
+mod lately;
 mod page;
 mod problem;
 mod reading;

@@ -221,7 +221,10 @@ impl Search {
             from: time(filter.accepted_from.or(filter.failed_from)),
             until: time(filter.accepted_until.or(filter.failed_until)),
             error: line_of(filter.error.as_deref()),
-            changed: filter.changed_by.map(|it| it.to_string()).unwrap_or_default(),
+            changed: filter
+                .changed_by
+                .map(|it| it.to_string())
+                .unwrap_or_default(),
             ..Self::default()
         }
     }

@@ -67,7 +67,12 @@ struct Scan {
 
 impl Scans {
     /// Begins a scan, or looks how far it is. What was found is looked for again if that was so long ago.
-    pub(super) async fn of(&self, inbox: &Inbox, wanted: &Wanted, again: Option<Duration>) -> Found {
+    pub(super) async fn of(
+        &self,
+        inbox: &Inbox,
+        wanted: &Wanted,
+        again: Option<Duration>,
+    ) -> Found {
         let name = wanted.name();
         let (mut found, last) = {
             let mut scans = lock(&self.0);
@@ -76,7 +81,8 @@ impl Scans {
             let last = known.as_ref().map(|scan| scan.found.borrow().clone());
             let is_over = |scan: &Scan| scan.found.has_changed().is_err();
             let is_old = |scan: &Scan| again.is_some_and(|age| scan.began.elapsed() >= age);
-            let known = known.filter(|scan| !is_over(scan) || !is_old(scan) && scan.found.borrow().is_done);
+            let known =
+                known.filter(|scan| !is_over(scan) || !is_old(scan) && scan.found.borrow().is_done);
             let scan = known.unwrap_or_else(|| Scan::begin(name, inbox.clone(), wanted.clone()));
             *lock(&scan.asked) = Instant::now();
             let found = scan.found.clone();

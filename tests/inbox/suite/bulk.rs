@@ -5,7 +5,8 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::internal::{BulkStep, NewBulk, Settlement};
 use tower_webhook::inbox::{
-    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Filter, Page, Queue, Which,
+    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Filter, Page, Queue,
+    Which,
 };
 
 use support::queue::{Calls, dead, retry, skip};

@@ -550,7 +550,11 @@ pub(crate) async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
     };
     let counted = async || stats().await.map_or(0, |kind| kind.blocking);
     // Those that wait, and those of them that wait for no other event.
-    let waiting = async || stats().await.map_or((0, 0), |kind| (kind.waiting, kind.ready));
+    let waiting = async || {
+        stats()
+            .await
+            .map_or((0, 0), |kind| (kind.waiting, kind.ready))
+    };
     let is_free = async |at: usize, what: &str| {
         assert!(lane(at).await.is_none(), "{what} blocks its lane");
     };

@@ -125,7 +125,9 @@ pub(in super::super) fn event(
 /// What has become of an event since a person has redriven it last.
 fn since_redrive(record: &EventRecord, done: &[Action]) -> Markup {
     let event = &record.summary;
-    let redrive = done.iter().find(|action| action.kind == ActionKind::Redrive);
+    let redrive = done
+        .iter()
+        .find(|action| action.kind == ActionKind::Redrive);
     // A change of many is older than its steps.
     let failed = redrive.and_then(|redrive| {
         let mut failures = record.failures.iter();
@@ -489,7 +491,12 @@ pub(in super::super) fn found(
         let mut known = number.iter().chain(of_key).chain(of_chat);
         known.any(|known| known.id == it.id)
     };
-    let others: Vec<_> = of_text.unwrap_or_default().iter().filter(|it| !known(it)).cloned().collect();
+    let others: Vec<_> = of_text
+        .unwrap_or_default()
+        .iter()
+        .filter(|it| !known(it))
+        .cloned()
+        .collect();
     let all = [
         ("The event with this number", number),
         ("Events with this key", of_key),

@@ -18,7 +18,10 @@ pub(in super::super) fn forget(
     found: Option<&Found>,
 ) -> Markup {
     let hides = view.console.hides_payloads;
-    let mut chats: BTreeSet<&str> = found.into_iter().flat_map(|it| it.chats.keys().map(String::as_str)).collect();
+    let mut chats: BTreeSet<&str> = found
+        .into_iter()
+        .flat_map(|it| it.chats.keys().map(String::as_str))
+        .collect();
     chats.extend(is_chat.then_some(wanted));
     let events = |chat: &str| found.and_then(|found| found.chats.get(chat));
     let content = html! {

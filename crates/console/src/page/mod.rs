@@ -8,21 +8,23 @@ mod events;
 mod forget;
 mod gaps;
 mod history;
+mod kinds;
 mod overview;
 mod parts;
 mod text;
 mod view;
 
 pub(super) use self::actions::{actions, bulk};
-pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::ask::{
-    Asked, confirm, confirm_pause, confirm_resume, confirm_retire, discard, discard_selected, nanos,
-    which_state,
+    Asked, confirm, confirm_pause, confirm_resume, confirm_retire, discard, discard_selected,
+    nanos, which_state,
 };
+pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::events::{Wrong, events, lanes};
 pub(super) use self::forget::forget;
 pub(super) use self::gaps::gaps;
 pub(super) use self::history::{history, refusals, start};
+pub(super) use self::kinds::kinds;
 pub(super) use self::overview::overview;
 pub(super) use self::text::clamped;
 pub(super) use self::view::{View, problem};
