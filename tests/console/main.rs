@@ -7,6 +7,7 @@ mod history;
 mod overview;
 mod pages;
 mod payloads;
+mod people;
 mod queues;
 mod senders;
 mod texts;

@@ -985,21 +985,3 @@ fn no_text_of_others_controls_a_terminal() {
     assert_eq!(discarded["span"]["name"], "attempt", "{discarded}");
     assert!(discarded["fields"]["reason"].is_string(), "{discarded}");
 }
-
-#[test]
-fn a_locked_file_is_an_error_that_says_so() {
-    let dir = TempDir::new().unwrap();
-    let url = url(&dir);
-    drop(start(&url, "true", &[]));
-    let holder = Connection::open(dir.path().join("webhooks.db")).unwrap();
-    holder
-        .execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
-        .unwrap();
-    let receiver = run("receiver", &["--secret", "s", "--inbox", &url]);
-    for ended in [receiver, inbox(&url, &["list"])] {
-        assert_eq!(ended.code, 1, "{ended:?}");
-        assert!(ended.err.contains("locked by another process"), "{ended:?}");
-    }
-    drop(holder);
-    assert_eq!(inbox(&url, &["list"]).code, 0);
-}

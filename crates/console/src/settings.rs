@@ -87,7 +87,8 @@ impl Console {
     }
 
     /// Names the header in which a proxy passes on the name of the operator, for the log and the actions. Without such a proxy, anybody
-    /// can set it. A request with two such headers is answered with 400.
+    /// can set it. A request with two such headers is answered with 400, and so is a change without one. By default, operators
+    /// type their names.
     pub fn actor_header(mut self, header: HeaderName) -> Self {
         self.actor = Some(header);
         self

@@ -313,7 +313,7 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
     let text = html! {
         "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: attempts of such a type are slowed down until one
         succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
-        @if view.can_change() { b { "Retry now" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
+        @if view.can_change() { b { "Redrive" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.slowed.len() {

@@ -87,7 +87,7 @@ pub(in super::super) fn forget(
                             }
                             p { b { "This cannot be undone." } " Deselect the chats of other persons first." }
                             div.row.middle {
-                                button.danger #forget { "Yes, delete the data of the selected chats" }
+                                button.danger #forget { "Yes, delete the data" }
                                 a href=(view.url("/")) { "No, back to the overview" }
                             }
                         }
