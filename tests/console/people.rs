@@ -111,7 +111,7 @@ async fn every_change_has_a_name() {
             .to_owned()
     };
     assert_eq!(by().await, "Ada Ë;");
-    let again = redrive("").with("cookie", &format!("a=b; {cookie}"));
+    let again = redrive("").with("cookie", format!("a=b; {cookie}"));
     request(&app, again).await.is(303);
     assert_eq!(by().await, "Ada Ë;");
     let page = Request::get("/events/2")
