@@ -53,26 +53,32 @@ pub(super) struct Connection {
 pub(super) enum Target {
     Server(Client),
     /// To the server that they call the primary when it is made.
-    Primary(Sentinels),
+    Primary(Arc<Sentinels>),
 }
 
 impl Target {
     async fn client(&self) -> RedisResult<Client> {
         match self {
             Self::Server(client) => Ok(client.clone()),
-            Self::Primary(sentinels) => sentinels.primary().await,
+            Self::Primary(sentinels) => sentinels
+                .primary()
+                .await?
+                .ok_or_else(|| io::Error::other("the sentinels are replacing the primary").into()),
         }
     }
 
-    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+    async fn connect(&self) -> RedisResult<Line> {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(CONNECT_LIMIT))
             .set_response_timeout(Some(RESPONSE_LIMIT));
         let client = self.client().await?;
-        client
-            .get_multiplexed_async_connection_with_config(&config)
-            .await
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Line::new(connecting.await?, address(&client)))
     }
+}
+
+fn address(client: &Client) -> String {
+    client.get_connection_info().addr().to_string()
 }
 
 struct OfRuntime {
@@ -122,8 +128,8 @@ impl Link {
         }
         self.current = None;
         match target.connect().await {
-            Ok(connection) => {
-                let line = Arc::new(Line::new(connection));
+            Ok(line) => {
+                let line = Arc::new(line);
                 self.current = Some(Arc::clone(&line));
                 Ok(line)
             }
@@ -138,17 +144,22 @@ impl Link {
 /// A connection, and whether it is sound.
 struct Line {
     connection: MultiplexedConnection,
+    address: String,
     made: Instant,
+    /// When the sentinels were last asked whether this is the primary.
+    checked: SyncMutex<Instant>,
     lost: AtomicBool,
     /// Since when calls have been given up, without an answer to any.
     silent_since: SyncMutex<Option<Instant>>,
 }
 
 impl Line {
-    fn new(connection: MultiplexedConnection) -> Self {
+    fn new(connection: MultiplexedConnection, address: String) -> Self {
         Self {
             connection,
+            address,
             made: Instant::now(),
+            checked: SyncMutex::new(Instant::now()),
             lost: AtomicBool::new(false),
             silent_since: SyncMutex::new(None),
         }
@@ -208,7 +219,7 @@ impl Connection {
     /// Where the server is, without its password.
     pub(super) fn address(&self) -> String {
         match &self.target {
-            Target::Server(client) => client.get_connection_info().addr().to_string(),
+            Target::Server(client) => address(client),
             Target::Primary(sentinels) => sentinels.address(),
         }
     }
@@ -260,6 +271,9 @@ impl Connection {
         let mut repeatable = repeatable;
         loop {
             let line = self.link().await?;
+            if let Target::Primary(sentinels) = &self.target {
+                check_again(sentinels, &line);
+            }
             let waiting = Waiting::on(&line);
             let answer = request.send(line.connection.clone()).await;
             waiting.end();
@@ -279,4 +293,24 @@ impl Connection {
             repeatable = false;
         }
     }
+}
+
+/// Asks the sentinels now and then, beside the calls, whether the server is still the primary. A former one that is back
+/// calls itself so until a sentinel has noticed, and loses what it has recorded until then.
+fn check_again(sentinels: &Arc<Sentinels>, line: &Arc<Line>) {
+    {
+        let mut checked = lock(&line.checked);
+        if checked.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        *checked = Instant::now();
+    }
+    let (sentinels, line) = (Arc::clone(sentinels), Arc::clone(line));
+    tokio::spawn(async move {
+        if let Ok(primary) = sentinels.primary().await
+            && primary.is_none_or(|it| address(&it) != line.address)
+        {
+            line.lose();
+        }
+    });
 }

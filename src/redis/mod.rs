@@ -80,7 +80,7 @@ struct Connected {
 
 enum Servers {
     /// All keys are on one server at a time.
-    One(Connection),
+    One(Box<Connection>),
     Cluster(Arc<Cluster>),
 }
 

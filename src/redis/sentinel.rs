@@ -1,56 +1,104 @@
 //! Sentinels, which know the primary.
 
 use std::collections::HashMap;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{
-    AsyncConnectionConfig, Client, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError,
-    RedisResult,
-};
+use redis::{Client, ConnectionInfo, ErrorKind, RedisConnectionInfo, RedisError, RedisResult};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout_at};
 
+use super::call::Request;
+use super::connection::{Connection, Target};
 use super::error::is_unauthenticated;
 use super::url::{addresses, at};
 
-/// A sentinel that does not answer in this time is left out. The rest of an operation's time is for the primary.
+/// How long the others are waited for after one has answered.
 const LIMIT: Duration = Duration::from_millis(500);
 
-#[derive(Clone)]
 pub(super) struct Sentinels {
     /// Their addresses, with the user, the password and the database of the primary.
-    pub(super) each: Vec<ConnectionInfo>,
-    pub(super) primary: String,
+    named: Vec<ConnectionInfo>,
+    each: Vec<Arc<Sentinel>>,
+    primary: String,
+}
+
+/// Its two connections. Most sentinels have no password, and refuse one.
+struct Sentinel {
+    open: Connection,
+    with_login: Connection,
 }
 
 impl Sentinels {
-    pub(super) fn address(&self) -> String {
-        let (name, each) = (&self.primary, addresses(&self.each));
-        format!("`{name}` of the sentinels {each}")
+    pub(super) fn new(named: Vec<ConnectionInfo>, primary: String) -> RedisResult<Self> {
+        let sentinel = |info: &ConnectionInfo| {
+            let login = info.redis_settings().clone().set_db(0);
+            let nobody = RedisConnectionInfo::default().set_protocol(login.protocol());
+            let connection = |settings| {
+                let client = Client::open(info.clone().set_redis_settings(settings))?;
+                RedisResult::Ok(Connection::new(Target::Server(client)))
+            };
+            Ok(Arc::new(Sentinel {
+                open: connection(nobody)?,
+                with_login: connection(login)?,
+            }))
+        };
+        Ok(Self {
+            each: named.iter().map(sentinel).collect::<RedisResult<_>>()?,
+            named,
+            primary,
+        })
     }
 
-    /// The primary, as more than half of the sentinels know it, or as many as answer.
+    pub(super) fn address(&self) -> String {
+        let (name, named) = (&self.primary, addresses(&self.named));
+        format!("`{name}` of the sentinels {named}")
+    }
+
+    /// The primary as the sentinels know it, or nothing while they replace it: what it still records then is lost.
     ///
     /// A sentinel that is cut off from the others knows an older one, which has a lower epoch.
-    pub(super) async fn primary(&self) -> RedisResult<Client> {
+    pub(super) fn primary(
+        &self,
+    ) -> Pin<Box<dyn Future<Output = RedisResult<Option<Client>>> + Send + '_>> {
+        // Boxed, because a connection to the primary asks for it, and the sentinels have connections.
+        Box::pin(self.ask_all())
+    }
+
+    async fn ask_all(&self) -> RedisResult<Option<Client>> {
         let mut asked = JoinSet::new();
-        for sentinel in &self.each {
-            asked.spawn(ask(sentinel.clone(), self.primary.clone()));
+        for sentinel in self.each.iter().cloned() {
+            let name = self.primary.clone();
+            asked.spawn(async move { sentinel.ask(&name).await });
         }
+        let give_up = Instant::now() + LIMIT;
         let mut known = Vec::new();
         let mut failed = None;
-        while let Some(answer) = asked.join_next().await {
-            match answer {
-                Ok(Ok(primary)) => known.push(primary),
-                Ok(Err(error)) => failed = worse(failed, error),
+        loop {
+            let next = asked.join_next();
+            let next = match known.is_empty() {
+                true => next.await,
+                false => timeout_at(give_up, next).await.unwrap_or_default(),
+            };
+            match next {
+                None => break,
+                Some(Ok(Ok(primary))) => known.push(primary),
+                Some(Ok(Err(error))) => failed = worse(failed, error),
                 // A panic or the end of the runtime.
-                Err(ended) => failed = worse(failed, std::io::Error::other(ended).into()),
-            }
-            if known.len() * 2 > self.each.len() {
-                break;
+                Some(Err(ended)) => failed = worse(failed, io::Error::other(ended).into()),
             }
         }
-        match known.into_iter().max_by_key(|it| it.epoch) {
-            Some(Primary { host, port, .. }) => Client::open(at(&self.each[0], host, port)),
+        // Only the sentinel that leads a failover knows of it.
+        match known
+            .into_iter()
+            .max_by_key(|it| (it.epoch, it.is_in_failover))
+        {
+            Some(primary) if primary.is_in_failover => Ok(None),
+            Some(Primary { host, port, .. }) => {
+                Client::open(at(&self.named[0], host, port)).map(Some)
+            }
             None => Err(failed.unwrap_or_else(incomplete)),
         }
     }
@@ -71,42 +119,27 @@ fn incomplete() -> RedisError {
 
 struct Primary {
     epoch: u64,
+    is_in_failover: bool,
     host: String,
     port: u16,
 }
 
-async fn ask(sentinel: ConnectionInfo, name: String) -> RedisResult<Primary> {
-    let login = sentinel.redis_settings().clone().set_db(0);
-    let nobody = RedisConnectionInfo::default().set_protocol(login.protocol());
-    let reply = match fields(sentinel.clone().set_redis_settings(nobody), &name).await {
-        // Most have no password, and refuse one.
-        Err(error) if is_unauthenticated(&error) => {
-            fields(sentinel.set_redis_settings(login), &name).await?
-        }
-        reply => reply?,
-    };
-    let number = |field: &str| reply.get(field)?.parse().ok();
-    let primary = || {
-        Some(Primary {
-            epoch: number("config-epoch")?,
-            host: reply.get("ip")?.clone(),
-            port: number("port")?.try_into().ok()?,
-        })
-    };
-    primary().ok_or_else(incomplete)
-}
-
-async fn fields(sentinel: ConnectionInfo, name: &str) -> RedisResult<HashMap<String, String>> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(LIMIT))
-        .set_response_timeout(Some(LIMIT));
-    let client = Client::open(sentinel)?;
-    let mut connection = client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await?;
-    redis::cmd("SENTINEL")
-        .arg("MASTER")
-        .arg(name)
-        .query_async(&mut connection)
-        .await
+impl Sentinel {
+    async fn ask(&self, name: &str) -> RedisResult<Primary> {
+        let about = redis::cmd("SENTINEL").arg("MASTER").arg(name).take();
+        let about = Request::Other(&about);
+        let reply: HashMap<String, String> = match self.open.ask(&about, true).await {
+            Err(error) if is_unauthenticated(&error) => self.with_login.ask(&about, true).await?,
+            reply => reply?,
+        };
+        let primary = || {
+            Some(Primary {
+                epoch: reply.get("config-epoch")?.parse().ok()?,
+                is_in_failover: reply.get("flags")?.contains("failover_in_progress"),
+                host: reply.get("ip")?.clone(),
+                port: reply.get("port")?.parse().ok()?,
+            })
+        };
+        primary().ok_or_else(incomplete)
+    }
 }

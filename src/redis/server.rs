@@ -21,12 +21,12 @@ use crate::store::OpenError;
 pub(super) async fn open(url: &str, scripts: &Scripts) -> Result<Servers, OpenError> {
     let Named { servers, primary } = Named::parse(url).map_err(ServerError::from_url)?;
     if let Some(primary) = primary {
-        let each = servers;
-        let connection = Connection::new(Target::Primary(Sentinels { each, primary }));
+        let sentinels = Sentinels::new(servers, primary).map_err(ServerError::from_url)?;
+        let connection = Connection::new(Target::Primary(Arc::new(sentinels)));
         let report = Report::of(&connection).await;
         let report = report.map_err(ServerError::behind_sentinels)?;
         check(&connection, report, scripts).await?;
-        return Ok(Servers::One(connection));
+        return Ok(Servers::One(connection.into()));
     }
     let mut refused = None;
     for server in &servers {
@@ -53,7 +53,7 @@ pub(super) async fn open(url: &str, scripts: &Scripts) -> Result<Servers, OpenEr
 }
 
 enum Contact {
-    Single(Connection, Report),
+    Single(Box<Connection>, Report),
     Cluster(View),
 }
 
@@ -68,12 +68,14 @@ async fn first_contact(server: &ConnectionInfo) -> Result<Contact, ServerError> 
     }
     let is_cluster = info.is_cluster();
     if is_cluster == Some(false) {
-        return Ok(Contact::Single(member.connection, report));
+        return Ok(Contact::Single(member.connection.into(), report));
     }
     let view = match member.view().await {
         Ok(view) => view,
         // A single server refuses to answer.
-        Err(_) if is_cluster.is_none() => return Ok(Contact::Single(member.connection, report)),
+        Err(_) if is_cluster.is_none() => {
+            return Ok(Contact::Single(member.connection.into(), report));
+        }
         Err(error) => return Err(ServerError::from_redis(member.connection.address(), error)),
     };
     let slots = view.ranges.iter().map(|range| range.last - range.first + 1);

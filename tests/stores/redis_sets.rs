@@ -288,6 +288,32 @@ async fn sentinels_that_are_away_or_behind_are_passed_over() {
     assert_eq!(size(&foreign), 0);
 }
 
+/// As with a primary that is back before a sentinel has noticed that it is none any more.
+#[tokio::test]
+async fn former_primary_is_left_although_it_answers() {
+    let (former, new) = (RedisServer::start(), RedisServer::start());
+    let monitor = |server: &RedisServer| format!("webhooks 127.0.0.1 {} 1", server.port());
+    let sentinel = RedisServer::sentinel(&format!("sentinel monitor {}\n", monitor(&former)));
+    let url = format!("redis+sentinel://{}/webhooks", sentinel.address());
+    let store = RedisStore::open(&url).await.unwrap();
+    handle(&store, "before").await;
+    assert_eq!(size(&former), 1);
+
+    sentinel.command(&["SENTINEL", "REMOVE", "webhooks"]);
+    let other = format!("SENTINEL MONITOR {}", monitor(&new));
+    sentinel.command(&other.split(' ').collect::<Vec<_>>());
+    let mut key = 0;
+    eventually("the new one is found", async || {
+        key += 1;
+        handle(&store, key).await;
+        size(&new) > 0
+    })
+    .await;
+    let before = size(&former);
+    handle(&store, "after").await;
+    assert_eq!(size(&former), before);
+}
+
 #[tokio::test]
 async fn login_of_the_servers_serves_sentinels_that_ask_for_one() {
     let password = ["--requirepass", "hunter2", "--masterauth", "hunter2"];

@@ -15,15 +15,21 @@ pub trait Failing: Send {
     /// Waits until every primary can be replaced.
     fn settle(&self);
 
+    /// Which servers are primaries just now.
+    fn primaries(&mut self) -> Vec<usize> {
+        let servers = self.servers();
+        let is_primary = |at: &usize| {
+            let server = &servers[*at];
+            server.is_running() && replication(server).contains("role:master")
+        };
+        (0..servers.len()).filter(is_primary).collect()
+    }
+
     /// Kills one of the primaries, and returns which server it was.
     fn kill_primary(&mut self, nth: usize) -> usize {
-        let servers = self.servers();
-        let is_primary = |server: &RedisServer| replication(server).contains("role:master");
-        let primaries: Vec<_> = (0..servers.len())
-            .filter(|&at| servers[at].is_running() && is_primary(&servers[at]))
-            .collect();
+        let primaries = self.primaries();
         let killed = primaries[nth % primaries.len()];
-        servers[killed].kill();
+        self.servers()[killed].kill();
         killed
     }
 
@@ -33,7 +39,7 @@ pub trait Failing: Send {
 }
 
 fn replication(server: &RedisServer) -> String {
-    server.command(&["INFO", "replication"])
+    server.try_command(&["INFO", "replication"])
 }
 
 /// How many replicas have all that the server has written.
@@ -112,8 +118,8 @@ impl Failing for RedisCluster {
             let primaries = self.servers.iter().map(replicas);
             primaries.filter(|&replicas| replicas == 1).count() == 3
                 && self.servers.iter().all(|server| {
-                    let info = server.command(&["CLUSTER", "INFO"]);
-                    let nodes = server.command(&["CLUSTER", "NODES"]);
+                    let info = server.try_command(&["CLUSTER", "INFO"]);
+                    let nodes = server.try_command(&["CLUSTER", "NODES"]);
                     info.contains("cluster_state:ok") && !nodes.contains("fail")
                 })
         });
@@ -128,12 +134,8 @@ pub struct SentinelSet {
 
 impl SentinelSet {
     pub fn start() -> Self {
-        Self::start_with(&[], "")
-    }
-
-    /// With more settings of servers, and more lines of the sentinels' file.
-    pub fn start_with(args: &[&str], lines: &str) -> Self {
-        let args = [&SERVER[..], args].concat();
+        // A primary that is back accepts nothing while others do not follow it.
+        let args = [&SERVER[..], &["--min-replicas-to-write", "1"]].concat();
         let servers: Vec<_> = (0..3).map(|_| RedisServer::start_with(&args)).collect();
         let port = servers[0].port().to_string();
         for replica in &servers[1..] {
@@ -144,7 +146,7 @@ impl SentinelSet {
         let config = format!(
             "sentinel monitor webhooks 127.0.0.1 {port} 2\n\
              sentinel down-after-milliseconds webhooks 2000\n\
-             sentinel failover-timeout webhooks 10000\n{lines}"
+             sentinel failover-timeout webhooks 10000\n"
         );
         let sentinels = (0..3).map(|_| RedisServer::sentinel(&config)).collect();
         let set = Self { servers, sentinels };
@@ -175,8 +177,8 @@ impl Failing for SentinelSet {
                 let primaries = self.servers.iter().map(replicas);
                 primaries.filter(|&replicas| replicas == 2).count() == 1
                     && self.sentinels.iter().all(|sentinel| {
-                        let info = sentinel.command(&["INFO", "sentinel"]);
-                        let down = sentinel.command(&["SENTINEL", "REPLICAS", "webhooks"]);
+                        let info = sentinel.try_command(&["INFO", "sentinel"]);
+                        let down = sentinel.try_command(&["SENTINEL", "REPLICAS", "webhooks"]);
                         info.contains("status=ok")
                             && info.contains("slaves=2,sentinels=3")
                             && !down.contains("s_down")
