@@ -20,7 +20,8 @@ pub(super) const CALLS: usize = 64;
 /// What a success adds.
 const GAIN: f64 = 16.0;
 
-/// Without a success for so long, a type of which several chats fail makes a call in [`SLOWEST`] at most.
+/// Without a success for so long, a type of which several chats fail makes a call in [`SLOWEST`] at most. The time that its
+/// failed calls took is added: calls that hang are soon too many for a system that answers few at a time.
 const LONG: Duration = Duration::from_secs(10 * 60);
 const SLOWEST: Duration = Duration::from_secs(10);
 
@@ -89,6 +90,8 @@ pub(super) enum Change {
 struct Failing {
     since: Instant,
     last_call: Instant,
+    /// The time that its failed calls took together.
+    took: Duration,
     /// The lanes of which an event failed.
     lanes: HashSet<i64>,
     is_slowed: bool,
@@ -120,13 +123,17 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
 }
 
 impl Failing {
-    /// Whether the whole type has failed for so long, and not a few chats.
-    fn lasts(&self, time: Duration) -> bool {
-        self.lanes.len() >= CHATS && self.since.elapsed() >= time
+    /// Whether the whole type fails, and not a few chats.
+    fn is_whole(&self) -> bool {
+        self.lanes.len() >= CHATS
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.is_whole() && self.since.elapsed() >= QUIET
     }
 
     fn is_long(&self) -> bool {
-        self.lasts(LONG)
+        self.is_whole() && self.since.elapsed().saturating_add(self.took) >= LONG
     }
 }
 
@@ -283,9 +290,15 @@ impl Credits {
         }
     }
 
-    /// Ends a call, which showed whether the handler works, or nothing. `lane` is the event's lane, or the event itself. Returns
-    /// whether an event may wait for the room that there is now.
-    pub(super) fn end(&mut self, of: &EventType, works: Option<bool>, lane: i64) -> bool {
+    /// Ends a call that took so long, and showed whether the handler works, or nothing. `lane` is the event's lane, or the event
+    /// itself. Returns whether an event may wait for the room that there is now.
+    pub(super) fn end(
+        &mut self,
+        of: &EventType,
+        took: Duration,
+        works: Option<bool>,
+        lane: i64,
+    ) -> bool {
         let most = self.most;
         let Some(it) = self.types.get_mut(of) else {
             return false;
@@ -305,15 +318,17 @@ impl Credits {
                 let failing = it.failing.get_or_insert_with(|| Failing {
                     since: now,
                     last_call: now,
+                    took: Duration::ZERO,
                     lanes: HashSet::new(),
                     is_slowed: false,
                 });
+                failing.took = failing.took.saturating_add(took);
                 if failing.lanes.len() < CHATS {
                     failing.lanes.insert(lane);
                 }
                 // What calls in progress have spent may come back.
                 let spent = it.left + it.busy as f64;
-                failing.is_slowed |= spent < 1.0 || failing.lasts(QUIET);
+                failing.is_slowed |= spent < 1.0 || failing.is_quiet();
                 self.low.insert(of.clone());
             }
         }
@@ -529,7 +544,7 @@ mod tests {
     fn fail(credits: &mut Credits, of: &EventType) -> usize {
         let mut calls = 0;
         while credits.reserve(of) {
-            credits.end(of, Some(false), calls as i64);
+            credits.end(of, Duration::ZERO, Some(false), calls as i64);
             calls += 1;
         }
         calls
@@ -576,7 +591,7 @@ mod tests {
         assert_eq!(fail(&mut credits, &rated()), 64);
         advance(SECOND).await;
         assert!(credits.reserve(&rated()));
-        credits.end(&rated(), Some(true), 1);
+        credits.end(&rated(), Duration::ZERO, Some(true), 1);
         assert!(!credits.is_slowed(&rated()));
         let changes = [(rated(), Change::Slowed), (rated(), Change::Succeeded)];
         assert_eq!(mem::take(&mut credits.changes), changes);
@@ -585,7 +600,7 @@ mod tests {
         advance(SECOND).await;
         for _ in 0..3 {
             assert!(credits.reserve(&rated()));
-            credits.end(&rated(), None, 1);
+            credits.end(&rated(), Duration::ZERO, None, 1);
         }
         assert!(credits.is_slowed(&rated()));
     }
@@ -610,7 +625,7 @@ mod tests {
         let failing = [rated(), EventKind::CHAT_OPENED.into()];
         for of in &failing {
             assert!(credits.reserve(of));
-            credits.end(of, Some(false), 1);
+            credits.end(of, Duration::ZERO, Some(false), 1);
         }
         credits.see(&closed());
         for n in 0..6 {
@@ -626,7 +641,7 @@ mod tests {
         assert_eq!(more, 0);
         assert!(credits.reserve(&closed()));
         assert!(!credits.wait(&failing[1]));
-        let has_room = credits.end(&failing[0], None, 1);
+        let has_room = credits.end(&failing[0], Duration::ZERO, None, 1);
         assert!(has_room, "another one waits for it");
         let shares = credits.shares();
         let of = |kind: &EventKind| {
@@ -659,7 +674,7 @@ mod tests {
         assert!(credits.without(&route).is_empty());
         assert!(credits.reserve(&rated()));
         assert!(!credits.wait(&rated()));
-        assert!(credits.end(&rated(), Some(true), 1));
+        assert!(credits.end(&rated(), Duration::ZERO, Some(true), 1));
     }
 
     #[tokio::test(start_paused = true)]
@@ -668,7 +683,7 @@ mod tests {
         assert!(!credits.want(&rated(), EventId(7)), "nothing has failed");
         for chat in 0..CHATS {
             assert!(credits.reserve(&rated()));
-            credits.end(&rated(), Some(false), chat as i64);
+            credits.end(&rated(), Duration::ZERO, Some(false), chat as i64);
             advance(SECOND).await;
         }
         advance(LONG).await;
@@ -686,18 +701,18 @@ mod tests {
         let mut credits = Credits::new(8, CALLS);
         for chat in 0..10 {
             assert!(credits.reserve(&rated()));
-            credits.end(&rated(), Some(false), chat);
+            credits.end(&rated(), Duration::ZERO, Some(false), chat);
             assert!(!credits.is_slowed(&rated()));
         }
         advance(QUIET).await;
         assert!(credits.reserve(&rated()));
-        credits.end(&rated(), Some(false), 1);
+        credits.end(&rated(), Duration::ZERO, Some(false), 1);
         assert!(credits.is_slowed(&rated()));
         // One sick chat is not the whole type.
         for _ in 0..10 {
             advance(LONG).await;
             assert!(credits.reserve(&closed()));
-            credits.end(&closed(), Some(false), 1);
+            credits.end(&closed(), Duration::ZERO, Some(false), 1);
             assert!(!credits.is_slowed(&closed()));
         }
         credits.leave(|_| true);

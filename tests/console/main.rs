@@ -4,6 +4,7 @@ mod access;
 mod bodies;
 mod changes;
 mod history;
+mod overview;
 mod pages;
 mod payloads;
 mod queues;

@@ -360,7 +360,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .shows("120 of 500 failures in an hour")
         .shows("the sender disables the webhook in")
         .shows("100 requests were not verified")
-        .shows("<li><b>120</b> failed</li><li><b>100</b> invalid-signature</li>")
+        .shows(r#"<li><b class="bad">120</b> failed</li><li><b class="bad">100</b> invalid-signature</li>"#)
         .shows("the CRM is down")
         .shows("chat-closed")
         .hides("href=\"/events\"")
@@ -533,7 +533,8 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     // Each with a text that is there only if the page is as large as it is meant to be.
     let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
     for (path, shows) in [
-        ("/", "10 other kinds are not shown"),
+        ("/", ">10 other kinds</a>"),
+        ("/kinds", "20 kinds, worst first"),
         ("/", "none succeeds"),
         ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),

@@ -4,8 +4,9 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
-use tower_webhook::inbox::Scope;
 use tower_webhook::inbox::internal::Tuning;
+use tower_webhook::inbox::{Inbox, Scope};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{
     EventKind, EventRouter, EventType, HandlerError, IdempotencyKey, RawDelivery, Secret, Sender,
@@ -122,8 +123,10 @@ async fn routes_are_told_apart_on_each_page() {
     let overview = get(&app, "/").await;
     overview
         .is(200)
-        .shows(r#"<th scope="row">push</th>"#)
-        .shows(r#"<th scope="row">github/push <span class="badge bad">slowed down, next "#)
+        .shows(
+            r#"<th scope="row"><a href="/events?route=chat-platform&amp;kind=push">push</a></th>"#,
+        )
+        .shows(r#">github/push</a> <span class="badge bad">slowed down, next "#)
         .shows(r#"<th scope="row">github/pull <span class="badge bad">silent</span>"#)
         .shows("Events of <b>github/push</b> fail, and none succeeds")
         .shows(r#"href="/events?state=retrying&amp;route=github&amp;kind=push""#)
@@ -171,6 +174,35 @@ async fn routes_are_told_apart_on_each_page() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_box_finds_a_key_at_each_route_of_another_process() {
+    let queue = MemoryQueue::new();
+    let app = Console::new().inbox(Inbox::new(queue.clone())).router();
+    let inbox = Inbox::new(queue);
+    let mut routes = inbox.routes();
+    for n in 0..12 {
+        let name = format!("shop-{n:02}").parse().unwrap();
+        let webhooks = Webhooks::new(secret()).sender(Sender::github()).name(name);
+        let webhooks = routes.accept(webhooks).unwrap();
+        let key = format!("key-{n:02}");
+        send(&webhooks, delivery(&Sender::github(), "push", &key))
+            .await
+            .assert_ok();
+    }
+    for n in 0..12 {
+        get(&app, &format!("/find?id=key-{n:02}"))
+            .await
+            .is(200)
+            .shows(&format!("<td>shop-{n:02}/push</td>"));
+    }
+    // The worst route is the first that can be paused, and the others are on the page of all types.
+    let overview = get(&app, "/").await;
+    overview
+        .shows("Pause all of shop-00")
+        .hides("Pause all of shop-11");
+    get(&app, "/kinds").await.shows("Pause all of shop-11");
+}
+
+#[tokio::test(start_paused = true)]
 async fn types_and_routes_are_paused_by_themselves() {
     let inbox = inbox();
     let mut routes = inbox.routes();
@@ -209,7 +241,7 @@ async fn types_and_routes_are_paused_by_themselves() {
         .shows("All of github was paused.")
         .shows("<b>all of github is paused</b> since ")
         .shows("Paused: <b>all of github</b>.")
-        .shows(r#"<th scope="row">github/push <span class="badge warn">paused</span>"#)
+        .shows(r#">github/push</a> <span class="badge warn">paused</span>"#)
         // The type itself is not.
         .shows(r#"aria-label="Pause github/push">Pause…</button>"#)
         .shows(r#"aria-label="Resume all of github">Resume all of github</button>"#);

@@ -1,4 +1,4 @@
-//! The counts of an inbox. Counting millions of events takes a second, and pages do not wait for that long.
+//! What is counted in an inbox. Counting millions of events takes a second, and pages do not wait for that long.
 
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -15,46 +15,72 @@ use super::reading::read;
 /// How long a page waits for new counts if there are earlier ones.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Counts that take longer than [`WAIT`] are kept for this many times their duration, as accepting is slower while the
-/// queue counts; and for [`KEPT`] at most.
-const SHARE: u32 = 200;
+/// Counts that take longer than [`WAIT`] twice in a row are kept for this many times their duration, as accepting is slower
+/// while the queue counts; and for [`KEPT`] at most.
+const SHARE: u32 = 20;
 const KEPT: Duration = Duration::from_secs(60);
 
 /// The age up to which the last counts are shown while new ones are made.
 const OLDEST: Duration = Duration::from_secs(5 * 60);
 
 /// The last counts, and those that are made now.
-#[derive(Clone, Default)]
-pub(super) struct Counts(Arc<Mutex<Kept>>);
+pub(super) struct Counts<T = Stats>(Arc<Mutex<Kept<T>>>);
 
-#[derive(Default)]
-struct Kept {
-    last: Option<Last>,
+impl<T> Clone for Counts<T> {
+    fn clone(&self) -> Self {
+        Self(Arc::clone(&self.0))
+    }
+}
+
+impl<T> Default for Counts<T> {
+    fn default() -> Self {
+        Self(Arc::new(Mutex::new(Kept {
+            last: None,
+            counting: None,
+            changes: 0,
+        })))
+    }
+}
+
+struct Kept<T> {
+    last: Option<Last<T>>,
     /// The end of the counting that is in progress, and when it began.
     counting: Option<(watch::Receiver<()>, Instant)>,
     /// The number of changes after which counts were forgotten.
     changes: u64,
 }
 
-struct Last {
-    stats: Stats,
+struct Last<T> {
+    counted: T,
     at: Instant,
+    /// The shorter one of this duration and the one before: when a machine was busy for once, the next page counts again.
     took: Duration,
+    took_itself: Duration,
 }
 
 impl Counts {
     /// Returns the counts of an inbox, and their age.
     pub(super) async fn of(&self, inbox: &Inbox) -> Result<(Stats, Duration), StoreError> {
         let inbox = inbox.clone();
-        read(self.get(async move { inbox.stats().await })).await
+        self.by(async move { inbox.stats().await }).await
+    }
+}
+
+impl<T: Clone + Send + 'static> Counts<T> {
+    /// Returns what is counted, and its age.
+    pub(super) async fn by(
+        &self,
+        count: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<(T, Duration), StoreError> {
+        read(self.get(count)).await
     }
 
     /// Returns new counts, or the last ones if counting takes longer than [`WAIT`], and their age.
     async fn get(
         &self,
-        count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
-    ) -> Result<(Stats, Duration), StoreError> {
-        let new = |stats| (stats, Duration::ZERO);
+        count: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<(T, Duration), StoreError> {
+        let new = |counted| (counted, Duration::ZERO);
         let known = {
             let kept = lock(&self.0);
             let last = kept.last.as_ref();
@@ -63,11 +89,11 @@ impl Counts {
                 && last.took > WAIT
                 && age < (SHARE * last.took).min(KEPT)
             {
-                return Ok((last.stats.clone(), age));
+                return Ok((last.counted.clone(), age));
             }
             let known = last
                 .filter(|(_, age)| *age < OLDEST)
-                .map(|(last, age)| (last.stats.clone(), age));
+                .map(|(last, age)| (last.counted.clone(), age));
             // Another page has waited for it.
             let waits = |(_, began): &(_, Instant)| began.elapsed() >= WAIT;
             if let Some(known) = &known
@@ -92,15 +118,16 @@ impl Counts {
         *kept = Kept {
             // A counting in progress may have begun before the change, so its result is not kept.
             changes: kept.changes + 1,
-            ..Kept::default()
+            last: None,
+            counting: None,
         };
     }
 
     /// Counts, or waits for the counting in progress, which continues if the caller is dropped.
     async fn count(
         &self,
-        count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
-    ) -> Result<Stats, StoreError> {
+        count: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
         let asked = Instant::now();
         let running = lock(&self.0).counting.clone();
         if let Some((mut running, _)) = running {
@@ -110,7 +137,7 @@ impl Counts {
                 // Older counts are left if the counting has failed. Then this page counts again.
                 && last.at >= asked
             {
-                return Ok(last.stats.clone());
+                return Ok(last.counted.clone());
             }
         }
         let (ends, counting) = watch::channel(());
@@ -123,23 +150,26 @@ impl Counts {
         let counted = tokio::spawn(async move {
             let _ends = ends;
             let began = Instant::now();
-            let stats = count.await;
+            let counted = count.await;
             let mut kept = lock(&of.0);
             if kept.changes != changes {
-                return stats;
+                return counted;
             }
             kept.counting = None;
-            if let Ok(stats) = &stats {
+            if let Ok(counted) = &counted {
+                let took = began.elapsed();
+                let before = kept.last.as_ref().map(|last| last.took_itself);
                 kept.last = Some(Last {
-                    stats: stats.clone(),
+                    counted: counted.clone(),
                     at: Instant::now(),
-                    took: began.elapsed(),
+                    took: before.map_or(took, |before| took.min(before)),
+                    took_itself: took,
                 });
             }
-            stats
+            counted
         });
         match counted.await {
-            Ok(stats) => stats,
+            Ok(counted) => counted,
             Err(error) => Err(StoreError::new(StoreErrorKind::Unavailable, error)),
         }
     }
@@ -164,7 +194,7 @@ mod tests {
         Ok(stats)
     }
 
-    async fn get(counts: &Counts, number: u64, took: Duration) -> (u64, Duration) {
+    async fn get(counts: &Counts<Stats>, number: u64, took: Duration) -> (u64, Duration) {
         let (stats, age) = counts.get(stats(number, took)).await.unwrap();
         let at = stats.at.duration_since(SystemTime::UNIX_EPOCH);
         (at.unwrap().as_secs(), age)
@@ -197,6 +227,31 @@ mod tests {
         assert_eq!((number, began.elapsed()), (1, WAIT));
         sleep(SECOND).await;
         assert_eq!(get(&counts, 4, SECOND).await.0, 3);
+    }
+
+    /// As a machine is busy for once.
+    #[tokio::test(start_paused = true)]
+    async fn one_slow_count_between_quick_ones_keeps_no_page_from_new_counts() {
+        let counts = Counts::default();
+        get(&counts, 1, WAIT / 2).await;
+        let (number, _) = get(&counts, 2, 6 * WAIT).await;
+        assert_eq!(number, 1);
+        sleep(6 * WAIT).await;
+        let counted = get(&counts, 3, WAIT / 2).await;
+        assert_eq!(counted, (3, Duration::ZERO));
+    }
+
+    /// 0.3 s each, as in an incident with many events.
+    #[tokio::test(start_paused = true)]
+    async fn slow_counts_are_made_again_after_seconds() {
+        let counts = Counts::default();
+        get(&counts, 1, 6 * WAIT).await;
+        advance(5 * SECOND).await;
+        assert_eq!(get(&counts, 2, 6 * WAIT).await, (1, 5 * SECOND));
+        advance(SECOND).await;
+        get(&counts, 3, 6 * WAIT).await;
+        sleep(6 * WAIT).await;
+        assert_eq!(get(&counts, 4, 6 * WAIT).await.0, 3);
     }
 
     #[tokio::test(start_paused = true)]

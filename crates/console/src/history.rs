@@ -10,7 +10,7 @@ use serde::Deserialize;
 use tower_webhook::EventType;
 use tower_webhook::RouteName;
 use tower_webhook::store::StoreError;
-use tower_webhook::telemetry::{Count, CountsOf, Recent, Series, minute_of};
+use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 
 use super::page::{self, View, start};
 use super::problem::Problem;
@@ -163,7 +163,7 @@ pub(super) async fn history(
     let Query(asked) = asked?;
     let range = Range::parse(
         &asked.range,
-        now(&view.console),
+        view.console.now(),
         view.console.inbox.is_some(),
     )?;
     let before = if range.has_before {
@@ -193,7 +193,7 @@ pub(super) async fn refusals(
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Markup, Problem> {
     let Query(asked) = asked?;
-    let now = minute_of(now(&view.console));
+    let now = minute_of(view.console.now());
     let until = time(&asked.until)?.map_or(now, minute_of);
     let of = CountsOf::new([Series::Refused], now - 7 * DAY..until.saturating_add(1))
         .limit(ROWS + MOST_OF_A_MINUTE);
@@ -217,12 +217,6 @@ pub(super) async fn refusals(
             older,
         },
     ))
-}
-
-/// The time by the clock that counts.
-fn now(console: &Console) -> SystemTime {
-    let recent = console.recent.as_ref();
-    recent.map_or_else(SystemTime::now, Recent::now)
 }
 
 /// Those of all processes, or without an inbox of this one.

@@ -47,6 +47,7 @@ mod counts;
 mod export;
 mod guard;
 mod history;
+mod lately;
 mod page;
 mod problem;
 mod reading;

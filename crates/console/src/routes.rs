@@ -1,6 +1,7 @@
 //! The routes, and the pages that they answer.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
@@ -16,6 +17,7 @@ use http::header::{
 };
 use http::{HeaderValue, StatusCode};
 use maud::Markup;
+use serde::Deserialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
@@ -30,6 +32,7 @@ use super::actions::{self, Paused};
 use super::export::export;
 use super::guard::guard;
 use super::history::{history, refusals};
+use super::lately::Lately;
 use super::page::{self, View, Wrong};
 use super::problem::Problem;
 use super::reading::{More, SEARCH, read};
@@ -41,6 +44,7 @@ impl Console {
     pub fn router(self) -> Router {
         let mut pages = Router::new()
             .route("/", get(overview))
+            .route("/kinds", get(kinds))
             .route("/events", get(events))
             .route("/events/{id}", get(event))
             .route("/export", get(export))
@@ -114,7 +118,8 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
 
 async fn overview(Extension(mut view): Extension<View>) -> Markup {
     let Some(inbox) = view.console.inbox.clone() else {
-        return page::overview(&view, None, &[], &[]);
+        let lately = Lately::of(&view.console).await;
+        return page::overview(&view, None, &[], &[], &lately);
     };
     // What does not come from the queue is shown all the same.
     let mut error = None;
@@ -132,7 +137,24 @@ async fn overview(Extension(mut view): Extension<View>) -> Markup {
         _ => worst(&inbox).await.unwrap_or_default(),
     };
     let running = running.unwrap_or_default();
-    page::overview(&view, error.as_ref(), &blocked, &running)
+    let lately = Lately::of(&view.console).await;
+    page::overview(&view, error.as_ref(), &blocked, &running, &lately)
+}
+
+/// Which page of all event types is asked for.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Part {
+    page: usize,
+}
+
+async fn kinds(
+    Extension(view): Extension<View>,
+    part: Result<Query<Part>, QueryRejection>,
+) -> Answer {
+    let Query(part) = part?;
+    let lately = Lately::of(&view.console).await;
+    Ok(page::kinds(&view, &lately, part.page))
 }
 
 /// How many changes of all that match the overview shows.
@@ -319,7 +341,10 @@ async fn find(
         }
     };
     let of_key = wanted.parse().ok();
-    let of_key = of_key.map(|key: IdempotencyKey| Filter::default().key(key));
+    // At the routes of all processes, of which that of the console may have none.
+    let counted = view.stats().into_iter().flat_map(|stats| &stats.kinds);
+    let routes: BTreeSet<_> = counted.map(|kind| kind.route.clone()).collect();
+    let of_key = of_key.map(|key: IdempotencyKey| Filter::default().key(key).routes(routes));
     let of_chat = Filter::default().chat(&wanted);
     let (number, of_key, of_chat) =
         // The same text can be a number, a key and a chat, so nobody has to say which.

@@ -1,12 +1,13 @@
 //! What a console shows, and which changes it lets operators make.
 
 use std::fmt;
+use std::time::SystemTime;
 
 use http::HeaderName;
 use tower_webhook::inbox::Inbox;
 #[cfg(feature = "sqlite")]
 use tower_webhook::spool::Spooled;
-use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
+use tower_webhook::telemetry::{Count, FailureBudget, Recent, Silence};
 
 use super::bulk::Turns;
 use super::counts::Counts;
@@ -20,6 +21,7 @@ use super::request::Done;
 pub struct Console {
     pub(super) inbox: Option<Inbox>,
     pub(super) counts: Counts,
+    pub(super) lately: Counts<Vec<Count>>,
     pub(super) budget: Option<FailureBudget>,
     pub(super) silence: Option<Silence>,
     pub(super) recent: Option<Recent>,
@@ -100,6 +102,12 @@ impl Console {
     pub fn hosts<H: Into<String>>(mut self, hosts: impl IntoIterator<Item = H>) -> Self {
         self.hosts = Some(hosts.into_iter().map(Into::into).collect());
         self
+    }
+
+    /// The time by the clock that counts.
+    pub(super) fn now(&self) -> SystemTime {
+        let recent = self.recent.as_ref();
+        recent.map_or_else(SystemTime::now, Recent::now)
     }
 }
 

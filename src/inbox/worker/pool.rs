@@ -203,6 +203,7 @@ impl Drop for Slot {
 pub(super) struct Call {
     pool: Arc<Pool>,
     of: EventType,
+    began: Instant,
     has_ended: bool,
 }
 
@@ -213,6 +214,7 @@ impl Call {
         Self {
             pool,
             of,
+            began: Instant::now(),
             has_ended: false,
         }
     }
@@ -223,9 +225,10 @@ impl Call {
 
     /// Ends the call, which showed whether the handler works. Returns whether the type is slowed down, and short of credit.
     pub(super) fn end(&mut self, works: Option<bool>, lane: i64) -> [bool; 2] {
+        let took = self.began.elapsed();
         let mut credits = lock(&self.pool.credits);
         self.has_ended = true;
-        let has_room = credits.end(&self.of, works, lane);
+        let has_room = credits.end(&self.of, took, works, lane);
         let state = match works {
             Some(false) => [credits.is_slowed(&self.of), credits.is_short(&self.of)],
             _ => [false; 2],

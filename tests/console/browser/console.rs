@@ -530,7 +530,7 @@ async fn accessible(width: u32) {
     let read_only = desk.console().read_only().hide_payloads();
     let read_only = desk.serve(read_only).await;
     let test = async |page: Page| {
-        for path in ["", "events", "lanes", "history", "refusals"] {
+        for path in ["", "kinds", "events", "lanes", "history", "refusals"] {
             page.goto(&format!("{url}/{path}")).await;
             page.is_accessible().await;
         }
@@ -558,6 +558,7 @@ async fn accessible(width: u32) {
         sentence_is_seen_at_once(&page).await;
         for path in [
             "",
+            "kinds",
             "events?chat=stuck",
             "events?state=discarded",
             "events/2",
@@ -609,10 +610,13 @@ async fn controls_are_large_and_pages_fit_at_each_width() {
     desk.add_five().await;
     let url = desk.serve(desk.console()).await;
     let test = async |page: Page| {
-        for width in [1920, 1280, 1152, 1056, 908, 850, 801, 800, 390] {
+        for width in [1920, 1280, 1152, 1056, 908, 850, 801, 800, 390, 320] {
             page.resize(width, 844).await;
             for path in [
                 "",
+                "kinds",
+                "history",
+                "refusals",
                 "events",
                 "events/3",
                 "lanes",

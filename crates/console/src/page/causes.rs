@@ -9,7 +9,8 @@ use tower_webhook::inbox::{HandlerNote, KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
 
-use super::overview::{Observed, is_short};
+use super::kinds::is_short;
+use super::overview::Observed;
 use super::parts::next_attempt;
 use super::text::{clip, count, long, minute, name, scope};
 use super::view::View;

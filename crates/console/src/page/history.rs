@@ -10,7 +10,7 @@ use tower_webhook::EventType;
 use tower_webhook::telemetry::{Count, Series};
 
 use super::super::history::{Chosen, Range, Refused};
-use super::overview::first;
+use super::kinds::is_short;
 use super::parts::{event_type, head};
 use super::text::{clip, count, short, time};
 use super::view::View;
@@ -163,7 +163,12 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
             }
         }
     };
-    let types = first(types.iter().cloned()).into_iter().map(Chosen::of);
+    let types = types
+        .iter()
+        .filter(|of| is_short(&of.kind))
+        .take(10)
+        .cloned()
+        .map(Chosen::of);
     let all = [Chosen::default()].into_iter().chain(types);
     html! {
         div.title {

@@ -1,0 +1,127 @@
+//! What all processes counted in the last hour.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tower_webhook::EventType;
+use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
+
+use super::settings::Console;
+
+/// The most counts that are read: those of 800 types and outcomes in each minute.
+const MOST: usize = 50_000;
+
+/// The numbers of the last hour.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Lately {
+    /// By event type.
+    pub(super) types: BTreeMap<EventType, Hour>,
+    /// The deliveries and the refused requests, by outcome, and whether they were refused.
+    pub(super) responses: BTreeMap<(bool, String), u64>,
+    /// For how long these have been known, and whether they are those of this process alone.
+    pub(super) age: Duration,
+    pub(super) is_own: bool,
+}
+
+/// What became of the events of a type.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hour {
+    /// Those that were handled in each minute, the present one last.
+    pub(super) handled: [u64; 60],
+    pub(super) failed_attempts: u64,
+}
+
+impl Default for Hour {
+    fn default() -> Self {
+        Self {
+            handled: [0; 60],
+            failed_attempts: 0,
+        }
+    }
+}
+
+impl Hour {
+    pub(super) fn sum(&self) -> u64 {
+        self.handled.iter().sum()
+    }
+}
+
+impl Lately {
+    /// Those of all processes, or if these cannot be read, or there is no inbox, of this one.
+    pub(super) async fn of(console: &Console) -> Self {
+        let now = minute_of(console.now());
+        let of = CountsOf::new(
+            [
+                Series::Acknowledged,
+                Series::Refused,
+                Series::Handled,
+                Series::Failed,
+            ],
+            now - 59..now + 1,
+        );
+        let of = of.by_process().limit(MOST);
+        let own = console.recent.as_ref();
+        let all = match &console.inbox {
+            Some(inbox) => {
+                let (inbox, of) = (inbox.clone(), of.clone());
+                let read = console.lately.by(async move { inbox.counts(&of).await });
+                Some(read.await)
+            }
+            None => None,
+        };
+        let own_counts = own.map(|recent| recent.counts(&of)).unwrap_or_default();
+        let mut lately = match all {
+            Some(Ok((all, age))) => Self {
+                age,
+                ..Self::new(joined(all, own_counts), now)
+            },
+            Some(Err(_)) | None => Self {
+                is_own: true,
+                ..Self::new(own_counts, now)
+            },
+        };
+        if let (None, Some(recent)) = (&console.inbox, own) {
+            // A quiet type keeps its row.
+            for of in recent.minutes().into_keys() {
+                lately.types.entry(of).or_default();
+            }
+        }
+        lately
+    }
+
+    fn new(counts: Vec<Count>, now: i64) -> Self {
+        let mut lately = Self::default();
+        for count in counts {
+            let is_refused = count.series == Series::Refused;
+            if is_refused || count.series == Series::Acknowledged {
+                let outcome = count.outcome.clone().into_owned();
+                let number = lately.responses.entry((is_refused, outcome)).or_default();
+                *number = number.saturating_add(count.number);
+            }
+            let Some(kind) = count.kind else { continue };
+            let hour = lately.types.entry(EventType::new(count.route, kind));
+            let hour = hour.or_default();
+            let number = match count.series {
+                Series::Failed => Some(&mut hour.failed_attempts),
+                // A minute after the present one has no place. It exists when the queue's clock was set back.
+                Series::Handled => usize::try_from(59 - (now - count.minute))
+                    .ok()
+                    .and_then(|place| hour.handled.get_mut(place)),
+                _ => None,
+            };
+            if let Some(number) = number {
+                *number = number.saturating_add(count.number);
+            }
+        }
+        lately
+    }
+}
+
+/// Those of this process are written once a second, so its own are newer.
+fn joined(mut all: Vec<Count>, own: Vec<Count>) -> Vec<Count> {
+    if let Some(process) = own.first().map(|count| count.process) {
+        all.retain(|count| count.process != process);
+    }
+    all.extend(own);
+    all
+}

@@ -1,0 +1,160 @@
+//! The first page, and all event types.
+
+use axum::Router;
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tokio::time::sleep;
+use tower_webhook::event::{ChatClosed, ChatRated};
+use tower_webhook::inbox::Inbox;
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::telemetry::Recent;
+use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery, Webhooks};
+use tower_webhook_console::Console;
+
+use support::SECOND;
+use support::delivery::{RequestExt, SIGNATURE, secret, send};
+use support::inbox::{Works, event, inbox, webhooks};
+
+use super::get;
+
+/// Processes on one queue, each with counts and a console of its own.
+struct Process {
+    inbox: Inbox,
+    recent: Recent,
+    console: Router,
+}
+
+impl Process {
+    fn on(queue: &MemoryQueue) -> Self {
+        let (inbox, recent) = (Inbox::new(queue.clone()), Recent::new());
+        let console = Console::new().inbox(inbox.clone()).recent(recent.clone());
+        Self {
+            console: console.router(),
+            inbox,
+            recent,
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn numbers_of_the_last_hour_are_those_of_all_processes() {
+    let queue = MemoryQueue::new();
+    let [one, other] = [Process::on(&queue), Process::on(&queue)];
+    let webhooks = Webhooks::new(secret()).observer(one.recent.clone());
+    let fails = EventRouter::new().fallback(async |delivery: RawDelivery| {
+        match delivery.body().starts_with(br#"{"id":"bad""#) {
+            true => Err(HandlerError::dead_letter("no such customer")),
+            false => Ok(()),
+        }
+    });
+    let (webhooks, _running) = webhooks.inbox(one.inbox.clone()).start(fails).unwrap();
+    for n in 0..20 {
+        send(&webhooks, event("a", n)).await.assert_ok();
+    }
+    send(&webhooks, event("bad", 1)).await.assert_ok();
+    let forged = event("b", 1).with(SIGNATURE, "0".repeat(64));
+    assert_eq!(send(&webhooks, forged).await.status, 401);
+    // Counts are written once a second.
+    sleep(3 * SECOND).await;
+    let shown = async |process: &Process| {
+        let page = get(&process.console, "/").await;
+        page.is(200)
+            .shows(r#"aria-label="20 handled in the last hour"#)
+            .shows(r#"<small class="bad">1 attempt failed</small>"#)
+            .shows("<li><b>21</b> accepted</li>")
+            .shows(r#"<li><b class="bad">1</b> invalid-signature</li>"#);
+        page
+    };
+    shown(&one).await;
+    let page = shown(&other).await;
+    page.hides("Those of this process");
+}
+
+/// An event that becomes a dead letter, of a type that a sender named.
+fn of_kind(kind: &str, n: usize) -> Request<Full<Bytes>> {
+    event(kind, n).kind(kind)
+}
+
+async fn dead_letters(inbox: &Inbox, of: &[(String, usize)]) {
+    let webhooks = webhooks(inbox);
+    for (kind, number) in of {
+        for n in 0..*number {
+            send(&webhooks, of_kind(kind, n)).await.assert_ok();
+        }
+    }
+    let fails = EventRouter::new()
+        .on(async |_: Delivery<ChatClosed>| Err(HandlerError::dead_letter("x")))
+        .on(async |_: Delivery<ChatRated>| Ok(()))
+        .fallback(async |_: RawDelivery| Err(HandlerError::dead_letter("no such customer")));
+    let worker = inbox.work(fails).spawn();
+    sleep(60 * SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+}
+
+/// The names in the first column.
+fn rows(page: &str) -> Vec<&str> {
+    let rows = page.split("<th scope=\"row\">").skip(1);
+    let names = rows.map(|row| {
+        let name = row
+            .strip_prefix("<a href=")
+            .map_or(row, |link| link.split_once('>').unwrap().1);
+        name.split('<').next().unwrap()
+    });
+    names.filter(|name| *name != "All kinds").collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn worst_of_many_types_comes_first_and_all_can_be_opened_and_paused() {
+    let inbox = inbox();
+    let mut types: Vec<_> = (0..60).map(|n| (format!("type-{n:02}"), 1)).collect();
+    types[41].1 = 30;
+    dead_letters(&inbox, &types).await;
+    let app = Console::new().inbox(inbox).router();
+    let page = get(&app, "/").await;
+    page.shows(
+        r#"<a href="/kinds">50 other kinds</a>, with <b class="bad">50 events</b> that failed"#,
+    );
+    let shown = rows(&page.text);
+    assert_eq!((shown.len(), shown[0]), (10, "type-41"), "{shown:?}");
+
+    let mut all = Vec::new();
+    let mut path = "/kinds".to_owned();
+    loop {
+        let page = get(&app, &path).await;
+        for name in rows(&page.text) {
+            page.shows(&format!(
+                r#"<a href="/events?route=chat-platform&amp;kind={name}">"#
+            ))
+            .shows(&format!(r#"aria-label="Pause {name}""#));
+            all.push(name.to_owned());
+        }
+        let Some((before, _)) = page.text.split_once("\" rel=\"next\"") else {
+            break;
+        };
+        path = before.rsplit("href=\"").next().unwrap().to_owned();
+    }
+    assert_eq!(all[0], "type-41");
+    all.sort();
+    let names: Vec<_> = types.into_iter().map(|(name, _)| name).collect();
+    assert_eq!(all, names);
+    get(&app, "/kinds?page=99999999999").await.is(200);
+    get(&app, "/kinds?page=-1").await.is(400);
+}
+
+/// The header with a type is often not signed, so that anybody who has seen a delivery can make names up.
+#[tokio::test(start_paused = true)]
+async fn forged_types_leave_room_for_those_that_workers_name() {
+    let inbox = inbox();
+    let mut types: Vec<_> = (0..40).map(|n| (format!("forged-{n:02}"), 5)).collect();
+    types.push(("chat-closed".to_owned(), 1));
+    types.push(("chat-rated".to_owned(), 1));
+    dead_letters(&inbox, &types).await;
+    let app = Console::new().inbox(inbox).router();
+    let page = get(&app, "/").await;
+    let shown = rows(&page.text);
+    let forged = shown.iter().filter(|name| name.starts_with("forged-"));
+    assert!(forged.count() <= 8, "{shown:?}");
+    assert!(shown.contains(&"chat-closed"), "{shown:?}");
+    assert!(shown.contains(&"chat-rated"), "{shown:?}");
+}
