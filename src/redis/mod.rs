@@ -1,4 +1,4 @@
-//! The Redis store: one script for each operation, on one shared connection.
+//! The Redis store: one script for each operation, on a connection that all operations share.
 
 mod call;
 mod cluster;
@@ -27,7 +27,7 @@ use crate::store::{
     StoreErrorKind,
 };
 
-/// Remembers keys on a Redis or Valkey server: for receivers on several machines.
+/// Remembers keys in Redis or Valkey, on a server, in a cluster, or behind sentinels: for receivers on several machines.
 ///
 /// Among all receivers that use the server with the same prefix, one run at a time has a key, and none after a
 /// success, for as long as the server has the record: see its [persistence, requirements and
@@ -39,7 +39,7 @@ use crate::store::{
 /// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a
 /// [`store_timeout`](crate::Webhooks::store_timeout) above that has no effect. With a shorter one, a
 /// connection is replaced that was silent for 250 ms when an operation ran out of time. The operations of a runtime
-/// share one connection. Leases and retentions end after 30 years.
+/// share one connection to each server. Leases and retentions end after 30 years.
 ///
 /// # TLS
 ///
@@ -66,7 +66,7 @@ use crate::store::{
 /// # }
 /// ```
 ///
-/// Clones share their connections, of which each runtime has one.
+/// Clones share their connections, of which each runtime has one to each server.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Connected>,
@@ -106,11 +106,16 @@ impl Servers {
 }
 
 impl RedisStore {
-    /// Connects to the server at `url`, and checks that it can keep the store's promises.
+    /// Connects to the servers at `url`, and checks that they can keep the store's promises.
     ///
     /// A URL is `redis://HOST:PORT/DATABASE`, with `USER:PASSWORD@` before the host where the server
     /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) needs a
     /// feature of the `redis` crate: see [above](Self#tls).
+    ///
+    /// For a cluster, name one of its servers, its configuration endpoint, or several servers
+    /// (`redis://HOST:PORT,HOST:PORT`): the store finds the others. For a primary behind sentinels, name these, and what
+    /// they call the primary: `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DATABASE`. User, password and TLS
+    /// (`rediss+sentinel://`) are for all; a sentinel that asks for no password gets none.
     ///
     /// Afterwards the store reconnects whenever it has to.
     ///

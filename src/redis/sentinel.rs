@@ -69,8 +69,8 @@ impl Sentinels {
 
     async fn ask_all(&self) -> RedisResult<Option<Client>> {
         let mut asked = JoinSet::new();
-        for sentinel in self.each.iter().cloned() {
-            let name = self.primary.clone();
+        for sentinel in &self.each {
+            let (sentinel, name) = (Arc::clone(sentinel), self.primary.clone());
             asked.spawn(async move { sentinel.ask(&name).await });
         }
         let give_up = Instant::now() + LIMIT;
@@ -85,16 +85,14 @@ impl Sentinels {
             match next {
                 None => break,
                 Some(Ok(Ok(primary))) => known.push(primary),
-                Some(Ok(Err(error))) => failed = worse(failed, error),
+                Some(Ok(Err(error))) => failed = telling(failed, error),
                 // A panic or the end of the runtime.
-                Some(Err(ended)) => failed = worse(failed, io::Error::other(ended).into()),
+                Some(Err(ended)) => failed = telling(failed, io::Error::other(ended).into()),
             }
         }
         // Only the sentinel that leads a failover knows of it.
-        match known
-            .into_iter()
-            .max_by_key(|it| (it.epoch, it.is_in_failover))
-        {
+        let newest = known.into_iter();
+        match newest.max_by_key(|it| (it.epoch, it.is_in_failover)) {
             Some(primary) if primary.is_in_failover => Ok(None),
             Some(Primary { host, port, .. }) => {
                 Client::open(at(&self.named[0], host, port)).map(Some)
@@ -105,7 +103,7 @@ impl Sentinels {
 }
 
 /// The error that says more: an answer, instead of a sentinel that gives none.
-fn worse(one: Option<RedisError>, other: RedisError) -> Option<RedisError> {
+fn telling(one: Option<RedisError>, other: RedisError) -> Option<RedisError> {
     Some(match one {
         Some(one) if !one.is_io_error() || other.is_io_error() => one,
         _ => other,
