@@ -305,7 +305,7 @@ async fn former_primary_is_left_although_it_answers() {
     let mut key = 0;
     eventually("the new one is found", async || {
         key += 1;
-        handle(&store, key).await;
+        claim(&store, key).await.unwrap();
         size(&new) > 0
     })
     .await;
