@@ -111,6 +111,7 @@ impl Selection {
             accepted_until: filter.accepted_until,
             failed_from: filter.failed_from,
             failed_until: filter.failed_until,
+            changed_by: filter.changed_by,
             newest: self.seen.newest.0,
             at: Some(self.seen.at),
             matched: self.matched,
@@ -154,6 +155,7 @@ impl Action {
                 body: None,
                 failed_from: text.failed_from,
                 failed_until: text.failed_until,
+                changed_by: text.changed_by,
             },
             seen: Seen {
                 newest: EventId(text.newest),
@@ -190,6 +192,8 @@ struct Text {
     failed_from: Option<SystemTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
     failed_until: Option<SystemTime>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed_by: Option<i64>,
     newest: i64,
     at: Option<SystemTime>,
     matched: u64,

@@ -252,6 +252,8 @@ pub struct KindStats {
     pub kind: EventKind,
     /// Events without a failed attempt, and without an attempt in progress.
     pub waiting: u64,
+    /// Those of them that wait for no other event: they are the first of their lanes, or have none.
+    pub ready: u64,
     /// Events with an attempt in progress.
     pub in_progress: u64,
     /// Events that are tried again after an attempt failed or crashed.
@@ -362,6 +364,8 @@ pub struct Filter {
     pub failed_from: Option<SystemTime>,
     /// The last failure of the event was before this time.
     pub failed_until: Option<SystemTime>,
+    /// The action with this number has changed the event: see [`Inbox::actions`](super::Inbox::actions).
+    pub changed_by: Option<i64>,
 }
 
 impl Filter {
@@ -449,7 +453,22 @@ impl Filter {
         self
     }
 
-    /// Whether an event meets all conditions but those on its failures and its body, which a summary does not have.
+    /// Selects events that an [action](super::Inbox::actions) has changed, by its number.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::{EventState, Filter};
+    ///
+    /// let failed_again = Filter::default().states([EventState::Dead]).changed_by(7);
+    /// assert_eq!(failed_again.changed_by, Some(7));
+    /// ```
+    #[must_use]
+    pub fn changed_by(mut self, action: i64) -> Self {
+        self.changed_by = Some(action);
+        self
+    }
+
+    /// Whether an event meets all conditions but those on its failures, its body and its actions, which a summary does not
+    /// have.
     ///
     /// ```
     /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};

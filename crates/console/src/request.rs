@@ -53,7 +53,7 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
 pub(super) const ROWS: usize = 40;
 
 /// The longest text in a payload that is looked for, in characters.
-const LONGEST_TEXT: usize = 200;
+pub(super) const LONGEST_TEXT: usize = 200;
 
 /// The filter of a list, as in a URL. Texts of senders are [escaped], since a field of a form has one line.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -74,6 +74,8 @@ pub(super) struct Search {
     /// A text in an error of the event.
     #[serde(deserialize_with = "line")]
     pub(super) error: String,
+    /// The number of an action that has changed the event.
+    pub(super) changed: String,
     /// A text in the payload of the event.
     #[serde(deserialize_with = "line")]
     pub(super) payload: String,
@@ -87,6 +89,7 @@ pub(super) struct Search {
     /// What a preview has seen: see [`Seen`].
     pub(super) newest: String,
     pub(super) at: String,
+    pub(super) who: String,
     /// Why all that match are changed.
     pub(super) reason: String,
     /// How many events of all that match are changed in a second.
@@ -145,6 +148,10 @@ impl Search {
         filter.chat = read_line(&self.chat);
         filter.error = read_line(&self.error);
         filter.body = payload;
+        if let Some(number) = text(&self.changed) {
+            let wrong = |_| Problem::bad(format!("`{number}` is not the number of an action."));
+            filter.changed_by = Some(number.parse().map_err(wrong)?);
+        }
         if let Some(key) = read_line(&self.key) {
             let wrong = |error| Problem::bad(format!("The key cannot be read: {error}."));
             filter.key = Some(key.parse().map_err(wrong)?);
@@ -214,6 +221,10 @@ impl Search {
             from: time(filter.accepted_from.or(filter.failed_from)),
             until: time(filter.accepted_until.or(filter.failed_until)),
             error: line_of(filter.error.as_deref()),
+            changed: filter
+                .changed_by
+                .map(|it| it.to_string())
+                .unwrap_or_default(),
             ..Self::default()
         }
     }
@@ -242,6 +253,7 @@ impl Search {
             ("until", &self.until),
             ("error", &self.error),
             ("payload", &self.payload),
+            ("changed", &self.changed),
             ("order", &self.order),
         ];
         let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
@@ -311,6 +323,8 @@ pub(super) enum Did {
     Paused(Scope),
     Resumed(Scope),
     Retired(Scope),
+    /// The number of chats, and of their payloads.
+    Forgotten(usize, u64),
 }
 
 /// What the last actions of this process did.
@@ -345,6 +359,7 @@ impl Did {
             Self::Paused(of) => ("pause", of.to_string()),
             Self::Resumed(of) => ("resume", of.to_string()),
             Self::Retired(of) => ("retire", of.to_string()),
+            Self::Forgotten(chats, bodies) => ("forget", format!("{chats}.{bodies}")),
         };
         let mut did = form_urlencoded::Serializer::new(String::new());
         did.append_pair("did", &format!("{name}:{of}"));
@@ -360,6 +375,10 @@ impl Did {
             "pause" => of.parse().ok().map(Self::Paused),
             "resume" => of.parse().ok().map(Self::Resumed),
             "retire" => of.parse().ok().map(Self::Retired),
+            "forget" => {
+                let (chats, bodies) = of.split_once('.')?;
+                Some(Self::Forgotten(chats.parse().ok()?, bodies.parse().ok()?))
+            }
             name => {
                 // Anybody can write a URL, so it names no more events than a list has.
                 let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();
