@@ -8,6 +8,8 @@ mod batches;
 mod bulk;
 #[cfg(feature = "sqlite")]
 mod counts;
+#[cfg(feature = "redis")]
+mod failovers;
 #[cfg(feature = "sqlite")]
 mod inbox;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
