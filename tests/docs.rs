@@ -349,7 +349,6 @@ fn row_of(profile: &Value) -> String {
         of_items(place(&profile["kind"], ", else "), &format!("`{name}`")),
         time,
         if differ { "different events" } else { "" }.to_owned(),
-        text(&profile["judge"]),
         text(&profile["about"]),
     ];
     format!("| {} |\n", cells.join(" | "))
