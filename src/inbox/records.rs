@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::actions::By;
-use super::event::{EventId, EventState, Failure};
+use super::event::{EventId, EventState, Failure, Shape};
 use super::event::{NewEvent, Take};
 use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
@@ -362,6 +362,8 @@ pub struct Filter {
     pub failed_from: Option<SystemTime>,
     /// The last failure of the event was before this time.
     pub failed_until: Option<SystemTime>,
+    /// The last failure of the event has this shape.
+    pub shape: Option<Shape>,
 }
 
 impl Filter {
@@ -449,6 +451,13 @@ impl Filter {
         self
     }
 
+    /// Selects events whose last failures have this shape, as [`Inbox::causes`](super::Inbox::causes) returns it.
+    #[must_use]
+    pub fn shape(mut self, shape: Shape) -> Self {
+        self.shape = Some(shape);
+        self
+    }
+
     /// Whether an event meets all conditions but those on its failures and its body, which a summary does not have.
     ///
     /// ```
@@ -491,7 +500,8 @@ impl Filter {
         mut failures: impl DoubleEndedIterator<Item = (SystemTime, &'a Failure)> + Clone,
     ) -> bool {
         let error = self.error.as_deref();
-        self.matches_last_failure(failures.clone().next_back().map(|(at, _)| at))
+        let last = failures.clone().next_back();
+        self.matches_last_failure(last.map(|(at, failure)| (at, failure.shape)))
             && error.is_none_or(|text| failures.any(|(_, failure)| failure.contains(text)))
     }
 
@@ -501,13 +511,18 @@ impl Filter {
         text.is_none_or(|text| body.is_some_and(|body| has_text(body, text)))
     }
 
-    /// Whether the last failure of an event was in time, if there is a limit.
-    pub(crate) fn matches_last_failure(&self, at: Option<SystemTime>) -> bool {
-        let is_limited = self.failed_from.is_some() || self.failed_until.is_some();
-        let (from, until) = (self.failed_from, self.failed_until);
-        !is_limited
-            || at.is_some_and(|at| {
-                from.is_none_or(|from| at >= from) && until.is_none_or(|until| at < until)
+    /// Whether a condition is about the last failure of an event.
+    pub(crate) fn reads_last_failure(&self) -> bool {
+        self.failed_from.is_some() || self.failed_until.is_some() || self.shape.is_some()
+    }
+
+    /// Whether the last failure of an event was in time and of the shape, if these are limited.
+    pub(crate) fn matches_last_failure(&self, last: Option<(SystemTime, Shape)>) -> bool {
+        !self.reads_last_failure()
+            || last.is_some_and(|(at, shape)| {
+                self.failed_from.is_none_or(|from| at >= from)
+                    && self.failed_until.is_none_or(|until| at < until)
+                    && self.shape.is_none_or(|wanted| shape == wanted)
             })
     }
 }

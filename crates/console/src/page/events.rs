@@ -9,7 +9,7 @@ use super::super::bulk::Action;
 use super::super::reading::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
-use super::text::{ago, clip, count, name, scope, time};
+use super::text::{ago, clip, count, encode, name, scope, size, time};
 use super::view::View;
 
 /// What was wrong with the events that were selected in a list, or with its filter.
@@ -117,6 +117,9 @@ fn form(view: &View, search: &Search) -> Markup {
                     div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); }
                     div.grow { label for="payload" { "Payload contains" } input #payload name="payload" value=(search.payload); }
                 }
+                @if !search.shape.is_empty() {
+                    div.grow { label for="shape" { "Cause" } input #shape name="shape" value=(search.shape); }
+                }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
                     label for="hours" { "Within" }
@@ -180,7 +183,7 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
     let chats = if has_chat { "Chat" } else { "" };
     html! {
         table {
-            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures, and the last one"]))
+            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures"]))
             tbody {
                 @for event in rows {
                     tr {
@@ -196,13 +199,21 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
                             // A failure may not have counted. Those before a redrive are on the event's own page.
-                            @if event.failures > 0 || event.state == EventState::Retrying { (reason(view, event.last_failure.as_ref(), 40)) }
+                            @if event.failures > 0 || event.state == EventState::Retrying { (reason(view, event.last_failure.as_ref(), room(event))) }
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// How many bytes of HTML the reason of a failure may take in a row: what its chat and its kind leave.
+fn room(event: &EventSummary) -> usize {
+    let chat = event.chat.as_deref().unwrap_or_default();
+    let [chat_size, kind_size] = [chat, event.kind.as_str()].map(|text| size(&clip(text, 60)));
+    let used = encode(chat).len() + chat_size + kind_size;
+    240_usize.saturating_sub(used).max(40)
 }
 
 pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool) -> Markup {
@@ -342,6 +353,7 @@ pub(super) fn label(field: &str) -> &str {
         "from" => "Since (UTC)",
         "until" => "Until (UTC)",
         "error" => "Error contains",
+        "shape" => "Cause",
         "payload" => "Payload contains",
         other => other,
     }

@@ -10,18 +10,27 @@ use tower_webhook::{EventKind, RouteName};
 pub(super) fn clip(text: &str, most: usize) -> String {
     let mut size = 0;
     for (at, char) in text.char_indices() {
-        // The lengths of `&amp;`, `&lt;` and `&quot;`, which `maud` writes.
-        size += match char {
-            '&' => 5,
-            '<' | '>' => 4,
-            '"' => 6,
-            other => other.len_utf8(),
-        };
+        size += size_of(char);
         if size > most {
             return format!("{}…", &text[..at]);
         }
     }
     text.to_owned()
+}
+
+/// The number of bytes of HTML that a text takes.
+pub(super) fn size(text: &str) -> usize {
+    text.chars().map(size_of).sum()
+}
+
+fn size_of(char: char) -> usize {
+    // The lengths of `&amp;`, `&lt;` and `&quot;`, which `maud` writes.
+    match char {
+        '&' => 5,
+        '<' | '>' => 4,
+        '"' => 6,
+        other => other.len_utf8(),
+    }
 }
 
 /// Encodes a value of a query.
