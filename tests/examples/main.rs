@@ -29,6 +29,8 @@ mod doors;
 #[cfg(feature = "receiver")]
 mod forwards;
 #[cfg(feature = "receiver")]
+mod hosts;
+#[cfg(feature = "receiver")]
 mod image;
 #[cfg(feature = "receiver")]
 mod inbox;

@@ -9,8 +9,6 @@ use axum::Router;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use axum::http::HeaderName;
 use axum::routing::get;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-use sqlx::postgres::PgConnectOptions;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::Receiver;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -32,6 +30,8 @@ use crate::event::{Action, Events};
 use crate::exec::Exec;
 use crate::forward::Forward;
 use crate::handling::Handling;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use crate::hosts::Hosts;
 use crate::learn::Learn;
 use crate::output::Output;
 use crate::place::Place;
@@ -232,7 +232,7 @@ async fn spooled(
     setup: &Setup<'_>,
     mut built: Built,
     routes: Vec<Route>,
-    server: Box<PgConnectOptions>,
+    server: Hosts,
 ) -> anyhow::Result<Built> {
     let kept = &setup.args.kept;
     anyhow::ensure!(

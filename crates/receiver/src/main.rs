@@ -27,6 +27,8 @@ mod forward;
 mod handling;
 #[cfg(any(feature = "console", feature = "metrics"))]
 mod host;
+#[cfg(feature = "postgres")]
+mod hosts;
 // Without a queue, it can only say that there is none.
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
 mod inbox;

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 #[cfg(feature = "postgres")]
 use sqlx::postgres::PgConnectOptions;
 
+#[cfg(feature = "postgres")]
+use crate::hosts::Hosts;
 use crate::store::rebuilt;
 use crate::url;
 
@@ -18,7 +20,7 @@ pub(crate) enum Place {
     #[cfg(feature = "redis")]
     Redis(String),
     #[cfg(feature = "postgres")]
-    Postgres(Box<PgConnectOptions>),
+    Postgres(Hosts),
 }
 
 impl Place {
@@ -95,14 +97,10 @@ impl Place {
             #[cfg(feature = "redis")]
             Self::Redis(url) => url.clone(),
             #[cfg(feature = "postgres")]
-            Self::Postgres(it) => {
-                let (host, port) = (it.get_host(), it.get_port());
+            Self::Postgres(hosts) => {
+                let it = hosts.common();
                 let database = it.get_database().unwrap_or(it.get_username());
-                format!(
-                    "{host}:{port}/{database} {:?} {:?}",
-                    it.get_socket(),
-                    it.get_options()
-                )
+                format!("{hosts}/{database} {:?}", it.get_options())
             }
         }
     }
@@ -136,14 +134,9 @@ impl fmt::Display for Place {
                 Err(_) => f.write_str("Redis"),
             },
             #[cfg(feature = "postgres")]
-            Self::Postgres(options) => {
-                write!(
-                    f,
-                    "PostgreSQL at {}:{}",
-                    options.get_host(),
-                    options.get_port()
-                )?;
-                match options.get_database() {
+            Self::Postgres(hosts) => {
+                write!(f, "PostgreSQL at {hosts}")?;
+                match hosts.common().get_database() {
                     Some(database) => write!(f, ", database `{database}`"),
                     None => Ok(()),
                 }
@@ -189,8 +182,10 @@ fn redis_at(text: &str) -> Result<Place, String> {
 
 #[cfg(feature = "postgres")]
 fn postgres_at(text: &str) -> Result<Place, String> {
-    match url::postgres(text)?.parse::<PgConnectOptions>() {
-        Ok(options) => Ok(Place::Postgres(Box::new(options))),
+    let hosts = url::postgres(text)?;
+    let hosts = hosts.iter().map(|url| url.parse::<PgConnectOptions>());
+    match hosts.collect() {
+        Ok(hosts) => Ok(Place::Postgres(Hosts(hosts))),
         Err(error) => Err(format!(
             "the store's URL is invalid: {error}; use one such as \
              `postgres://USER@HOST/DATABASE`, and percent-encode special characters in a password"
@@ -247,6 +242,18 @@ mod tests {
     fn connection_strings_of_other_tools_are_understood() {
         for (text, place) in [
             (
+                "postgres://u:hush@h1:5,h2/db?target_session_attrs=primary",
+                "PostgreSQL at h1:5,h2:5432, database `db`",
+            ),
+            (
+                "postgres:///db?host=h1,h2&port=5,6&password=hush",
+                "PostgreSQL at h1:5,h2:6, database `db`",
+            ),
+            (
+                "host=h1,h2 port=5 dbname=db password=hush",
+                "PostgreSQL at h1:5,h2:5, database `db`",
+            ),
+            (
                 "postgresql+asyncpg://u:hush@h:5/db",
                 "PostgreSQL at h:5, database `db`",
             ),
@@ -280,11 +287,11 @@ mod tests {
                 "{text}"
             );
         }
-        let Ok(Place::Postgres(options)) =
-            Place::parse("postgres:///db?host=/run/postgresql&user=u")
+        let Ok(Place::Postgres(hosts)) = Place::parse("postgres:///db?host=/run/postgresql&user=u")
         else {
             panic!("a socket is a host, too");
         };
+        let options = hosts.common();
         assert_eq!(
             options.get_socket().unwrap().to_str(),
             Some("/run/postgresql")
@@ -300,9 +307,11 @@ mod tests {
     #[test]
     fn what_of_a_connection_string_cannot_be_done_is_named() {
         for (text, part) in [
-            ("postgres://u:hush@h1:5,h2:5/db", "several hosts"),
-            ("postgres:///db?host=h1,h2&password=hush", "several hosts"),
-            ("host=h1,h2 dbname=db password=hush", "several hosts"),
+            ("postgres://u:hush@h1:5,,h2:5/db", "empty"),
+            (
+                "host=h1,h2 port=5,6,7 password=hush",
+                "2 hosts, and 3 values of `port`",
+            ),
             ("redis://:hush@h1:1,h2:1/0", "several hosts"),
             (
                 "postgres://u:hush@h/db?connection_limit=5",

@@ -6,10 +6,8 @@ use std::path::PathBuf;
 #[cfg(feature = "postgres")]
 use anyhow::Context;
 #[cfg(feature = "postgres")]
-use sqlx::Connection;
+use sqlx::postgres::PgPool;
 #[cfg(feature = "postgres")]
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tokio::time::error::Elapsed;
 #[cfg(feature = "postgres")]
 use tokio::time::{Duration, timeout};
@@ -21,6 +19,9 @@ use tower_webhook::redis::RedisStore;
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 #[cfg(feature = "postgres")]
 use tower_webhook::store::OpenError;
+
+#[cfg(feature = "postgres")]
+use crate::hosts::{Hosts, NoPrimary};
 
 /// Says how to run this program with other features.
 pub(crate) fn rebuilt(without: &str, features: &str) -> String {
@@ -46,27 +47,23 @@ pub(crate) fn sqlite_queue(path: PathBuf) -> anyhow::Result<SqliteQueue> {
 }
 
 #[cfg(feature = "postgres")]
-pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
-    open_postgres(options, PostgresStore::open).await
+pub(crate) async fn postgres(hosts: Hosts) -> anyhow::Result<PostgresStore> {
+    open_postgres(hosts, PostgresStore::open).await
 }
 
 #[cfg(feature = "postgres")]
-pub(crate) async fn postgres_queue(
-    options: Box<PgConnectOptions>,
-) -> anyhow::Result<PostgresQueue> {
-    open_postgres(options, PostgresQueue::open).await
+pub(crate) async fn postgres_queue(hosts: Hosts) -> anyhow::Result<PostgresQueue> {
+    open_postgres(hosts, PostgresQueue::open).await
 }
 
 /// The queue, even if its server is away: then its tables are looked at as soon as it is back.
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
-pub(crate) async fn postgres_queue_or_later(
-    options: Box<PgConnectOptions>,
-) -> anyhow::Result<PostgresQueue> {
+pub(crate) async fn postgres_queue_or_later(hosts: Hosts) -> anyhow::Result<PostgresQueue> {
     const TRY_AGAIN: Duration = Duration::from_secs(1);
     /// A receiver that waited for its database would not accept events meanwhile.
     const PATIENCE: Duration = Duration::from_secs(2);
 
-    let opened = timeout(PATIENCE, postgres_queue(options.clone())).await;
+    let opened = timeout(PATIENCE, postgres_queue(hosts.clone())).await;
     let away = match opened.unwrap_or_else(|elapsed| Err(elapsed.into())) {
         Err(error) if is_away(&error) => error,
         opened => return opened,
@@ -75,7 +72,7 @@ pub(crate) async fn postgres_queue_or_later(
         reason = format!("{away:#}"),
         "the receiver starts without its database, and accepts events into the spool"
     );
-    let queue = PostgresQueue::new(pool(*options));
+    let queue = PostgresQueue::new(hosts.pool(0));
     let later = queue.clone();
     tokio::spawn(async move {
         while let Err(error) = later.migrate().await {
@@ -90,10 +87,11 @@ pub(crate) async fn postgres_queue_or_later(
 }
 
 /// Whether an error is about the server, and not about how it is used.
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-fn is_away(error: &anyhow::Error) -> bool {
+#[cfg(feature = "postgres")]
+pub(crate) fn is_away(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| {
         cause.is::<Elapsed>()
+            || cause.is::<NoPrimary>()
             || match cause.downcast_ref() {
                 Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
                 // It starts, stops or recovers, or has no connection to spare.
@@ -113,18 +111,8 @@ fn is_away(error: &anyhow::Error) -> bool {
 }
 
 #[cfg(feature = "postgres")]
-fn pool(options: PgConnectOptions) -> PgPool {
-    // The server ends queries whose client has disconnected.
-    let options = options.options([("client_connection_check_interval", "1s")]);
-    PgPoolOptions::new()
-        .max_connections(16)
-        .acquire_timeout(Duration::from_secs(5))
-        .connect_lazy_with(options)
-}
-
-#[cfg(feature = "postgres")]
 async fn open_postgres<T>(
-    options: Box<PgConnectOptions>,
+    hosts: Hosts,
     open: impl AsyncFnOnce(PgPool) -> Result<T, OpenError>,
 ) -> anyhow::Result<T> {
     const CONNECTING: Duration = Duration::from_secs(10);
@@ -141,12 +129,12 @@ async fn open_postgres<T>(
         })
     }
 
-    let address = format!("{}:{}", options.get_host(), options.get_port());
-    let database = options.get_database().unwrap_or(options.get_username());
-    let database = format!("the database `{database}` at {address} cannot be used");
+    let common = hosts.common();
+    let database = common.get_database().unwrap_or(common.get_username());
+    let database = format!("the database `{database}` at {hosts} cannot be used");
     // Without the pool first: it retries, and then does not report the reason.
-    let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
-    within(CONNECTING, connect).await.map_err(|error| {
+    let found = within(CONNECTING, hosts.primary()).await;
+    let found = found.map_err(|error| {
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
             rebuilt(
@@ -155,13 +143,13 @@ async fn open_postgres<T>(
             )
         } else {
             format!(
-                "the store at {address} cannot be used: check that the server is running, that the \
+                "the store at {hosts} cannot be used: check that the server is running, that the \
                  user, password and database exist, and that the user may create tables"
             )
         };
         error.context(advice)
     })?;
     // What does not fit of its settings says what to change.
-    let opened = within(MIGRATING, async { Ok(open(pool(*options)).await?) }).await;
+    let opened = within(MIGRATING, async { Ok(open(hosts.pool(found)).await?) }).await;
     opened.with_context(|| database)
 }

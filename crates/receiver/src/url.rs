@@ -1,16 +1,13 @@
 //! Connection strings, as other tools write them. What they say and the receiver cannot do is refused by its name, and no
 //! error shows a value, which may be a password.
 
-/// The parameters that decide how the receiver connects to PostgreSQL.
+/// The parameters that decide how the receiver connects to PostgreSQL, beside those of its hosts.
 #[cfg(feature = "postgres")]
-const TAKEN: [&str; 18] = [
+const TAKEN: [&str; 15] = [
     "application_name",
     "dbname",
-    "host",
-    "hostaddr",
     "options",
     "password",
-    "port",
     "ssl-ca",
     "ssl-cert",
     "ssl-key",
@@ -74,7 +71,7 @@ struct Parts<'a> {
 
 #[cfg(any(feature = "postgres", feature = "redis"))]
 impl<'a> Parts<'a> {
-    /// Splits a URL as all programs do, and refuses one with several hosts.
+    /// Splits a URL as all programs do.
     fn of(url: &'a str, example: &str) -> Result<Self, String> {
         let Some((_, rest)) = url.split_once("://") else {
             return Err(format!(
@@ -89,10 +86,6 @@ impl<'a> Parts<'a> {
                  (`%2F`, `%3F`, `%23`), as in `{example}`"
             ));
         }
-        let hosts = authority.rsplit('@').next().unwrap_or_default();
-        if hosts.contains(',') {
-            return Err(several_hosts());
-        }
         let (path, parameters) = rest.split_once('?').unwrap_or((rest, ""));
         Ok(Self {
             authority,
@@ -102,24 +95,21 @@ impl<'a> Parts<'a> {
     }
 }
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
-fn several_hosts() -> String {
-    "the store's URL names several hosts, and the receiver connects to one: name the primary, or an address that always \
-     leads to it, such as that of a proxy"
-        .to_owned()
-}
-
-/// A URL that the driver of PostgreSQL understands as a whole: it logs the parameters that it does not, with their values.
+/// For each host, a URL that the driver of PostgreSQL understands as a whole: it logs the parameters that it does not, with
+/// their values.
 #[cfg(feature = "postgres")]
-pub(crate) fn postgres(url: &str) -> Result<String, String> {
+pub(crate) fn postgres(url: &str) -> Result<Vec<String>, String> {
     const EXAMPLE: &str = "postgres://USER:PASSWORD@HOST:5432/DATABASE";
     let parts = Parts::of(url, EXAMPLE)?;
     let mut taken = Vec::new();
+    // As libpq reads them: of each name, as many as there are hosts.
+    let mut lists = Vec::new();
     for (name, value) in pairs(parts.parameters) {
-        if ["host", "hostaddr", "port"].contains(&name)
-            && (value.contains(',') || value.contains("%2C"))
-        {
-            return Err(several_hosts());
+        if ["host", "hostaddr", "port"].contains(&name) {
+            let value = value.replace("%2C", ",").replace("%2c", ",");
+            let values: Vec<_> = value.split(',').map(str::to_owned).collect();
+            lists.push((name, values));
+            continue;
         }
         let left_out = LEFT_OUT.iter().find(|(known, _)| *known == name);
         match left_out {
@@ -136,8 +126,35 @@ pub(crate) fn postgres(url: &str) -> Result<String, String> {
             None => return Err(unknown(name, EXAMPLE)),
         }
     }
-    let (authority, path) = (parts.authority, parts.path);
-    Ok(format!("postgres://{authority}{path}?{}", taken.join("&")))
+    let (user, hosts) = match parts.authority.rsplit_once('@') {
+        Some((user, hosts)) => (format!("{user}@"), hosts),
+        None => (String::new(), parts.authority),
+    };
+    let in_front: Vec<_> = hosts.split(',').collect();
+    let of_hosts = lists.iter().filter(|(name, _)| *name != "port");
+    let numbers = of_hosts.map(|(_, values)| values.len());
+    let all = numbers.max().unwrap_or(1).max(in_front.len());
+    let is_odd = |number: usize| number != all && number != 1;
+    if let Some((name, values)) = lists.iter().find(|(_, values)| is_odd(values.len())) {
+        return Err(format!(
+            "the store's URL has {all} hosts, and {} values of `{name}`: give as many, or one for all",
+            values.len()
+        ));
+    }
+    if is_odd(in_front.len()) || in_front.len() > 1 && in_front.contains(&"") {
+        return Err("one of the hosts of the store's URL is empty".to_owned());
+    }
+    let url = |at: usize| {
+        let host = in_front.get(at).unwrap_or(&in_front[0]);
+        let of_host = lists.iter().map(|(name, values)| {
+            let value = values.get(at).unwrap_or(&values[0]);
+            format!("{name}={value}")
+        });
+        let parameters: Vec<_> = of_host.chain(taken.iter().cloned()).collect();
+        let path = parts.path;
+        format!("postgres://{user}{host}{path}?{}", parameters.join("&"))
+    };
+    Ok((0..all).map(url).collect())
 }
 
 /// A URL for Redis.
@@ -145,6 +162,19 @@ pub(crate) fn postgres(url: &str) -> Result<String, String> {
 pub(crate) fn redis(url: &str) -> Result<String, String> {
     const EXAMPLE: &str = "redis://USER:PASSWORD@HOST:6379/0";
     let parts = Parts::of(url, EXAMPLE)?;
+    if parts
+        .authority
+        .rsplit('@')
+        .next()
+        .unwrap_or_default()
+        .contains(',')
+    {
+        return Err(
+            "the store's URL names several hosts, and the receiver connects to one: name the primary, or an address \
+             that always leads to it, such as that of a proxy"
+                .to_owned(),
+        );
+    }
     let scheme = url.split(':').next().unwrap_or_default().to_lowercase();
     let (mut path, mut taken) = (parts.path.to_owned(), String::new());
     for (name, value) in pairs(parts.parameters) {
