@@ -189,7 +189,7 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
                     tr {
                         @if let Some(checked) = checked {
                             // With the state that the operator sees: an event that has changed since is left alone.
-                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
+                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
