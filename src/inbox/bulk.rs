@@ -112,6 +112,7 @@ impl Selection {
             failed_from: filter.failed_from,
             failed_until: filter.failed_until,
             shape: filter.shape.as_ref().map(ToString::to_string),
+            changed_by: filter.changed_by,
             newest: self.seen.newest.0,
             at: Some(self.seen.at),
             matched: self.matched,
@@ -157,6 +158,7 @@ impl Action {
                 failed_from: text.failed_from,
                 failed_until: text.failed_until,
                 shape: shape.transpose().ok()?,
+                changed_by: text.changed_by,
             },
             seen: Seen {
                 newest: EventId(text.newest),
@@ -195,6 +197,7 @@ struct Text {
     failed_until: Option<SystemTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
     shape: Option<String>,
+    changed_by: Option<i64>,
     newest: i64,
     at: Option<SystemTime>,
     matched: u64,

@@ -273,6 +273,9 @@ impl Inbox {
                     && filter.matches_body(event.body.as_deref())
                     && page.is_after(event.summary.id)
             });
+            if let Some(action) = filter.changed_by {
+                events = self.changed_by(action, events).await?;
+            }
             let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();
             events.sort_unstable_by_key(|event| event.id);
             if page.newest_first {
@@ -307,6 +310,25 @@ impl Inbox {
             events.extend(event.filter(|event| event.summary.key.as_ref() == Some(key)));
         }
         Ok(events)
+    }
+
+    /// Those of some events that an action has changed.
+    async fn changed_by(
+        &self,
+        action: i64,
+        events: Vec<EventRecord>,
+    ) -> Result<Vec<EventRecord>, StoreError> {
+        let mut changed = Vec::new();
+        for event in events {
+            let of = Which::Of(event.summary.id);
+            // The newest one up to this number.
+            let before = Some(action.saturating_add(1));
+            let found = self.shared.queue.list.actions(of, before, 1).await?;
+            if found.iter().any(|it| it.number == action) {
+                changed.push(event);
+            }
+        }
+        Ok(changed)
     }
 
     /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter

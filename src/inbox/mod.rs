@@ -127,7 +127,7 @@ pub use self::records::{
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;
-pub use self::text::{escaped, unescaped};
+pub use self::text::{escaped, in_words, unescaped};
 pub use self::worker::Worker;
 pub use crate::outcome::{Failure, Shape, UnknownShape};
 pub use crate::route::Scope;

@@ -16,7 +16,7 @@ use super::event::{NewEvent, Take};
 use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
 use super::queue::{AcceptEvents, Accepted, ForgetChats};
-use super::text::has_text;
+use super::text::{has_text, in_words};
 use crate::delivery::{IdempotencyKey, Item};
 use crate::event::EventKind;
 use crate::route::{EventType, RouteName, Scope};
@@ -234,7 +234,7 @@ impl fmt::Display for Stats {
                 kind.dead
             )?;
             if let Some(age) = self.age(kind) {
-                write!(f, ", the oldest {} s ago", age.as_secs())?;
+                write!(f, ", the oldest {} ago", in_words(age))?;
             }
             f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
         }
@@ -252,6 +252,8 @@ pub struct KindStats {
     pub kind: EventKind,
     /// Events without a failed attempt, and without an attempt in progress.
     pub waiting: u64,
+    /// Those of them that wait for no other event: they are the first of their lanes, or have none.
+    pub ready: u64,
     /// Events with an attempt in progress.
     pub in_progress: u64,
     /// Events that are tried again after an attempt failed or crashed.
@@ -364,6 +366,8 @@ pub struct Filter {
     pub failed_until: Option<SystemTime>,
     /// The last failure of the event has this shape.
     pub shape: Option<Shape>,
+    /// The action with this number has changed the event: see [`Inbox::actions`](super::Inbox::actions).
+    pub changed_by: Option<i64>,
 }
 
 impl Filter {
@@ -458,7 +462,22 @@ impl Filter {
         self
     }
 
-    /// Whether an event meets all conditions but those on its failures and its body, which a summary does not have.
+    /// Selects events that an [action](super::Inbox::actions) has changed, by its number.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::{EventState, Filter};
+    ///
+    /// let failed_again = Filter::default().states([EventState::Dead]).changed_by(7);
+    /// assert_eq!(failed_again.changed_by, Some(7));
+    /// ```
+    #[must_use]
+    pub fn changed_by(mut self, action: i64) -> Self {
+        self.changed_by = Some(action);
+        self
+    }
+
+    /// Whether an event meets all conditions but those on its failures, its body and its actions, which a summary does not
+    /// have.
     ///
     /// ```
     /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};

@@ -616,8 +616,9 @@ fn disabled_in(seen: &[Aged], limit: u32) -> Option<Duration> {
     if last.age > PAUSE.max(PAUSES * gap) {
         return None;
     }
-    // N moments have N - 1 gaps between them. One gap more is the share of the last moment in the time.
-    let time = (span + gap).max(STEP);
+    // N moments have N - 1 gaps between them. One gap more is the share of the last moment in the time. A longer pause since
+    // then counts, too: the forecast would otherwise stand still while nothing fails.
+    let time = (span + gap).max(first.age).max(STEP);
     let per_second = f64::from(sum(recent)) / time.as_secs_f64();
     // The count at a later time is what is left of the present failures by then, and what comes.
     let mut left = failures;

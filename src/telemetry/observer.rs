@@ -219,6 +219,9 @@ pub struct AttemptEnded<'a> {
     pub number: Option<NonZeroU32>,
     /// In an inbox, the time from the acceptance of the event to the start of this attempt.
     pub since_accepted: Option<Duration>,
+    /// Whether a person has redriven the event after it was settled or dead: its time since the acceptance is not the
+    /// receiver's delay.
+    pub is_redriven: bool,
 }
 
 impl<'a> AttemptEnded<'a> {

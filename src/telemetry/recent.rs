@@ -269,7 +269,10 @@ impl Recent {
         if matches!(ended.settlement, Some(Settlement::Dead { .. })) {
             add(Series::Dead, "", 1);
         }
-        if let (Some(NonZeroU32::MIN), Some(lag)) = (ended.number, ended.since_accepted) {
+        // A person decides when a dead letter is redriven, and its attempts are counted from 1 again.
+        if let (Some(NonZeroU32::MIN), Some(lag), false) =
+            (ended.number, ended.since_accepted, ended.is_redriven)
+        {
             add(Series::Lag, "", millis(lag));
         }
         // The error's `Display` is the application's code, so it runs before the lock is taken.
@@ -395,5 +398,34 @@ impl Problems {
             self.0.pop_front();
         }
         self.0.push_back(problem);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whoever redrives an event decides when it is tried, so that its days as a dead letter are no delay.
+    #[test]
+    fn first_attempt_of_a_redriven_event_adds_no_waiting_time() {
+        let recent = Recent::new();
+        let route = RouteName::default();
+        let mut attempt = AttemptEnded {
+            route: &route,
+            kind: &EventKind::CHAT_RATED,
+            event: Some(1),
+            outcome: &Outcome::Handled,
+            settlement: Some(&Settlement::Handled),
+            duration: Duration::ZERO,
+            number: Some(NonZeroU32::MIN),
+            since_accepted: Some(Duration::from_secs(3 * 24 * 60 * 60)),
+            is_redriven: true,
+        };
+        let lags = || recent.counts(&CountsOf::new([Series::Lag], 0..i64::MAX));
+        recent.attempt(&attempt);
+        assert_eq!(lags(), []);
+        attempt.is_redriven = false;
+        recent.attempt(&attempt);
+        assert_eq!(lags()[0].number, 3 * 24 * 60 * 60 * 1000);
     }
 }

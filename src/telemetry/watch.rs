@@ -140,6 +140,7 @@ struct Attempt {
     event: Option<i64>,
     number: Option<NonZeroU32>,
     since_accepted: Option<Duration>,
+    is_redriven: bool,
     started: Instant,
     duration: Option<Duration>,
 }
@@ -160,6 +161,7 @@ impl AttemptWatch {
             number: delivery.attempt(),
             // If the queue's clock is ahead, the time is 0. `None` would say that no inbox has made the attempt.
             since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
+            is_redriven: delivery.is_redriven(),
             started: Instant::now(),
             duration: None,
         })))
@@ -192,6 +194,7 @@ impl AttemptWatch {
                 .unwrap_or_else(|| attempt.started.elapsed()),
             number: attempt.number,
             since_accepted: attempt.since_accepted,
+            is_redriven: attempt.is_redriven,
         };
         attempt.observers.observe(&Observation::Attempt(ended));
     }

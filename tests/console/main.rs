@@ -7,9 +7,11 @@ mod history;
 mod overview;
 mod pages;
 mod payloads;
+mod people;
 mod queues;
 mod senders;
 mod texts;
+mod truth;
 
 use axum::Router;
 use axum::body::Body;
@@ -110,12 +112,17 @@ async fn get(app: &Router, path: &str) -> Seen {
     request(app, get.body(Body::empty()).unwrap()).await
 }
 
+/// A form of an operator who has typed a name, or whose proxy passes it on.
 fn form(path: &str, fields: &str) -> Request<Body> {
+    let fields = fields.split('&').filter(|field| *field != "who=");
+    let fields: Vec<_> = ["who=ada"].into_iter().chain(fields).collect();
+    let fields = fields.join("&");
     Request::post(path)
+        .header("x-user", "ada")
         .header(HOST, "localhost:3001")
         .header("sec-fetch-site", "same-origin")
         .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
-        .body(Body::from(fields.to_owned()))
+        .body(Body::from(fields))
         .unwrap()
 }
 
@@ -126,6 +133,11 @@ async fn post(app: &Router, path: &str, fields: &str) -> Seen {
 /// Opens the page that asks whether all that match are to be changed.
 async fn asked(app: &Router, query: &str) -> Seen {
     let page = get(app, &format!("/all?{query}")).await;
+    // While the events are counted, the page asks again for those that it has seen.
+    let page = match &page.location {
+        Some(again) => get(app, again).await,
+        None => page,
+    };
     page.is(200);
     page
 }

@@ -298,7 +298,11 @@ async fn finds_in_one_box(inbox: Inbox) {
     page.shows(r#"<a href="/chat?id=3">All events of the chat"#);
     assert_eq!(found("+y+").await.0, [3]);
     assert_eq!(found("b").await.0, [2]);
-    assert_eq!(found("1").await.0, [1]);
+    // All of them have the text, too. None is shown twice.
+    assert_eq!(found("1").await.0, [1, 4, 3, 2]);
+    let (ids, page) = found("rating").await;
+    assert_eq!(ids, [4, 3, 2, 1]);
+    page.shows(r#"<a id="text" href="/events?payload=rating">Search all payloads"#);
     for unknown in ["5", "-1", "%00", "%C3%A9", "99999999999999999999999"] {
         let (ids, page) = found(unknown).await;
         assert!(ids.is_empty(), "{ids:?}");

@@ -244,7 +244,7 @@ async fn types_and_routes_are_paused_by_themselves() {
         .shows(r#">github/push</a> <span class="badge warn">paused</span>"#)
         // The type itself is not.
         .shows(r#"aria-label="Pause github/push">Pause…</button>"#)
-        .shows(r#"aria-label="Resume all of github">Resume all of github</button>"#);
+        .shows(r#"aria-label="Resume all of github">Resume all of github…</button>"#);
     let waits = "not tried before somebody resumes all of github.";
     get(&app, "/events/2").await.shows(waits);
     get(&app, "/events/1").await.hides("It is paused");

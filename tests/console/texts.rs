@@ -155,7 +155,7 @@ async fn comes_out_as_it_went_in(chat: &str, key: &[u8], reason: &str) {
         assert_eq!(states(&inbox).await, expected, "{name}: {value}");
         let done = get(&app, &action).await;
         done.is(200).shows("Done.");
-        let list = link(&done, "/events?").replace("state=dead", "state=retrying");
+        let list = link(&done, "/events?state=dead&").replace("state=dead", "state=retrying");
         assert_eq!(listed(&get(&app, &list).await), [2]);
         // What is stored of the change.
         let done = inbox.actions(Which::Running, None, 1).await.unwrap();

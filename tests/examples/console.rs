@@ -226,7 +226,7 @@ fn command_of_the_night_fails_while_the_crm_is_away() {
     let origin = format!("origin: {}", console.trim_end_matches('/'));
     for event in [1, 2] {
         let redrive = format!("{console}events/{event}/redrive");
-        let redriven = curl(&["-i", "-H", &origin, "-d", "", &redrive]);
+        let redriven = curl(&["-i", "-H", &origin, "-d", "who=ada", &redrive]);
         assert!(redriven.starts_with("HTTP/1.1 303"), "{redriven}");
     }
     until("the repaired events", || {

@@ -232,7 +232,11 @@ async fn unit_allows_what_the_receiver_does() {
     });
     assert!(curl(&[&receiver.url_of("metrics")]).contains("webhook_attempts_total"));
     receiver.signal(Signal::SIGTERM);
-    assert_eq!(receiver.program.finish().code, 0);
+    let ended = receiver.program.finish();
+    assert_eq!(ended.code, 0);
+    // The journal gets no payload: the log has none, and the unit drops the lines.
+    assert!(ended.out.contains("Ada Jensen") && !ended.err.contains("Ada Jensen"));
+    assert_eq!(setting("StandardOutput"), ["null"]);
     let calls = until("the end of the record", || {
         let calls = fs::read_to_string(&calls).unwrap();
         calls.contains("+++ exited with 0 +++").then_some(calls)

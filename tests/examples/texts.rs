@@ -1,5 +1,6 @@
-//! Keys and chats are read on the command line as they are shown.
+//! Keys and chats are read on the command line as they are shown, and errors say what is wrong.
 
+use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -24,7 +25,7 @@ fn odd_keys_and_chats_are_found_changed_and_forgotten() {
     let url = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let args = ["--secret", "s", "--inbox", &url, "--exec", "cat >/dev/null"];
     let receiver = Server::receiver(&args);
-    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    assert_eq!(inbox(&url, &["pause", "--all"]).code, 0);
     // An id that no command line can have, as `show` writes it.
     let body = receiver.file("body", r#"{"id":"\u0000\\u{0}\n"}"#);
     let more = ["--event", "chat-rated", "--key", r"a\\b\c", "--body", &body];
@@ -50,4 +51,23 @@ fn odd_keys_and_chats_are_found_changed_and_forgotten() {
     assert!(inbox(&url, &["list"]).out.contains("discarded"));
     let odd = inbox(&url, &["forget", &chat, "--yes"]);
     assert!(odd.err.contains("bodies: 1"), "{odd:?}");
+}
+
+#[test]
+fn a_locked_file_is_an_error_that_says_so() {
+    let dir = TempDir::new().unwrap();
+    let url = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let args = ["--secret", "s", "--inbox", &url, "--exec", "true"];
+    drop(Server::receiver(&args));
+    let holder = Connection::open(dir.path().join("webhooks.db")).unwrap();
+    holder
+        .execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
+        .unwrap();
+    let receiver = run("receiver", &["--secret", "s", "--inbox", &url]);
+    for ended in [receiver, inbox(&url, &["list"])] {
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.err.contains("locked by another process"), "{ended:?}");
+    }
+    drop(holder);
+    assert_eq!(inbox(&url, &["list"]).code, 0);
 }

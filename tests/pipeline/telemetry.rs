@@ -471,10 +471,10 @@ async fn the_forecast_ends_when_failures_have_stopped() {
     }
     let forecast = || budget.spent_by(KIND).disabled_in;
     let first = forecast().unwrap();
-    // It does not count up meanwhile.
+    // The rate falls while nothing fails, so the time does not stand still, nor does it run out.
     advance(40 * SECOND).await;
     let later = forecast().unwrap();
-    assert!(later <= first + 10 * SECOND, "{first:?}, {later:?}");
+    assert!(later > first + 20 * SECOND, "{first:?}, {later:?}");
     advance(20 * SECOND).await;
     assert_eq!(forecast(), None);
     assert_eq!(budget.spent_by(KIND).failures, 31);

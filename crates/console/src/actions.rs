@@ -8,15 +8,15 @@ use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection};
 use axum::extract::{Form, Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
-use http::{HeaderMap, StatusCode};
+use http::StatusCode;
 use serde::Deserialize;
 use tower_webhook::inbox::{By, Change, EventId, EventState, Retired, Scope};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
+use super::ask::wanted;
 use super::bulk::{Action, spawn};
-use super::guard::{actor, known};
-use super::page::{View, Wrong};
+use super::page::{self, View, Wrong};
 use super::problem::Problem;
 use super::request::{Did, Search, action, find_bulk, id, inbox, text};
 use super::routes;
@@ -34,31 +34,50 @@ fn refused(id: EventId, change: Change) -> Problem {
     Problem::new(StatusCode::CONFLICT, reason)
 }
 
-/// The state that the page showed, and why the event is changed.
+/// The state that the page showed, who changes the event, and why.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Shown {
-    state: String,
-    reason: String,
+    pub(super) state: String,
+    /// Another event with its state, which the page offers in place of its own.
+    instead: String,
+    pub(super) who: String,
+    pub(super) reason: String,
 }
 
-/// The operator, and why something is done.
-fn by(view: &View, headers: &HeaderMap, reason: &str) -> By {
-    let actor = actor(&view.console, headers).unwrap_or_default();
-    By::new(&actor).because(reason)
+/// The operator, and why something is done. Each change has a name, which a proxy passes on or the operator types.
+pub(super) fn by(view: &View, who: &str, reason: &str) -> Result<By, Problem> {
+    let who = match (&view.console.actor, text(who)) {
+        (None, Some(typed)) => {
+            let _ = view.named.set(By::new(&typed).who().to_owned());
+            typed
+        }
+        _ => view.who.clone(),
+    };
+    match (By::new(&who), &view.console.actor) {
+        (by, _) if !by.who().is_empty() => Ok(by.because(reason)),
+        (_, None) => Err(Problem::bad(
+            "Say who you are: the list of actions names who has changed what.",
+        )),
+        (_, Some(header)) => Err(Problem::bad(format!(
+            "The header `{header}`, in which the proxy passes on the name of the operator, is missing."
+        ))),
+    }
 }
 
 pub(super) async fn change(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     path: Result<Path<(String, String)>, PathRejection>,
     form: Result<Form<Shown>, FormRejection>,
 ) -> Answer {
     let Path((number, name)) = path?;
     let Form(shown) = form?;
-    let (id, action) = (id(&number)?, action(&name)?);
-    let from = state(&shown.state)?;
-    let by = by(&view, &headers, &shown.reason);
+    let action = action(&name)?;
+    let (id, from) = match text(&shown.instead) {
+        Some(instead) => selected(&instead)?,
+        None => (id(&number)?, state(&shown.state)?),
+    };
+    let by = by(&view, &shown.who, &shown.reason)?;
     match make(&view.console, by, action, id, from).await? {
         Change::Made => {
             let did = Did::Changed(action, vec![id]);
@@ -69,7 +88,7 @@ pub(super) async fn change(
 }
 
 /// Makes a change and logs it in a task, since the operator may disconnect meanwhile.
-async fn in_task<T: Send + 'static>(
+pub(super) async fn in_task<T: Send + 'static>(
     change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
 ) -> Result<T, Problem> {
     match tokio::spawn(change).await {
@@ -92,7 +111,7 @@ async fn make(
     let inbox = inbox(console)?.clone().by(by.clone());
     in_task(async move {
         let change = action.apply(&inbox, id, from).await;
-        let actor = known(by.who());
+        let actor = by.who();
         match &change {
             Ok(change) => tracing::info!(
                 actor,
@@ -124,7 +143,7 @@ fn state(text: &str) -> Result<Option<EventState>, Problem> {
 }
 
 /// An event, and the state that the page showed.
-type Selected = (EventId, Option<EventState>);
+pub(super) type Selected = (EventId, Option<EventState>);
 
 /// Parses an event as `7:dead`, or `7` for any state.
 fn selected(text: &str) -> Result<Selected, Problem> {
@@ -139,7 +158,10 @@ fn selected(text: &str) -> Result<Selected, Problem> {
 struct Selection {
     ids: Vec<Selected>,
     action: String,
+    who: String,
     reason: String,
+    /// Whether the operator was asked.
+    is_sure: bool,
     /// The query of the list.
     query: String,
 }
@@ -151,7 +173,9 @@ impl Selection {
             match &*field {
                 "id" => it.ids.push(selected(&value)?),
                 "action" => it.action = value.into_owned(),
+                "who" => it.who = value.into_owned(),
                 "reason" => it.reason = value.into_owned(),
+                "sure" => it.is_sure = true,
                 "query" => it.query = value.into_owned(),
                 _ => {}
             }
@@ -163,13 +187,14 @@ impl Selection {
 /// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
 pub(super) async fn change_selected(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
     let Selection {
         ids,
         action,
+        who,
         reason,
+        is_sure,
         query,
     } = Selection::parse(&body?)?;
     // Only what a URL can have.
@@ -177,7 +202,10 @@ pub(super) async fn change_selected(
         .extend_pairs(form_urlencoded::parse(query.as_bytes()))
         .finish();
     let list = format!("/events?{query}");
-    let by = by(&view, &headers, &reason);
+    if action == Action::Discard.name() && !is_sure && !ids.is_empty() {
+        return Ok(page::discard_selected(&view, &ids, &query, &reason).into_response());
+    }
+    let by = by(&view, &who, &reason)?;
     let problem = match change_each(&view.console, by, &action, &ids).await {
         Ok(did) => return Ok(after(&view, &did, &list).into_response()),
         Err(problem) => problem,
@@ -246,7 +274,6 @@ async fn change_each(
 
 pub(super) async fn change_all(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     form: Result<Form<Search>, FormRejection>,
 ) -> Answer {
     let Form(search) = form?;
@@ -256,14 +283,19 @@ pub(super) async fn change_all(
     let turns = &view.console.turns;
     // Before the change is stored: without a turn it would be listed, and interrupted a minute later.
     let turn = turns.of_change()?;
-    let by = by(&view, &headers, &search.reason);
+    let by = by(&view, &search.who, &search.reason)?;
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     let counts = &view.console.counts;
-    let selection = turns.select(&inbox, counts, &filter, seen).await?;
+    let mut selection = turns.select(&inbox, counts, &filter, seen).await?;
+    if let Some(found) = view.console.scans.ended(&wanted(filter, seen))
+        && selection.is_more
+    {
+        (selection.matched, selection.is_more) = (found.events, false);
+    }
     let begun = in_task(async move {
         let number = inbox.begin_all(action.kind(), &selection, rate).await?;
         tracing::info!(
-            actor = known(by.who()),
+            actor = by.who(),
             action = action.name(),
             filter = search.logged(),
             number,
@@ -279,16 +311,17 @@ pub(super) async fn change_all(
 /// Goes on with a change of all that match, whatever became of the process that made it.
 pub(super) async fn go_on(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     path: Result<Path<i64>, PathRejection>,
+    form: Result<Form<Shown>, FormRejection>,
 ) -> Answer {
-    let Path(number) = path?;
+    let (Path(number), Form(shown)) = (path?, form?);
+    let by = by(&view, &shown.who, "")?;
     let found = find_bulk(&view.console, number).await?;
     // A change may have ended since the page was made. The operator then sees its page, which says so.
     if found.bulk.is_some_and(|bulk| bulk.is_open()) {
         let turn = view.console.turns.of_change()?;
         tracing::info!(
-            actor = known(by(&view, &headers, "").who()),
+            actor = by.who(),
             number,
             "the console continues a change of all events that match"
         );
@@ -299,16 +332,16 @@ pub(super) async fn go_on(
 
 pub(super) async fn cancel(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     path: Result<Path<i64>, PathRejection>,
+    form: Result<Form<Shown>, FormRejection>,
 ) -> Answer {
-    let Path(number) = path?;
+    let (Path(number), Form(shown)) = (path?, form?);
     find_bulk(&view.console, number).await?;
-    let by = by(&view, &headers, "");
+    let by = by(&view, &shown.who, "")?;
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     in_task(async move {
         let cancelled = inbox.cancel(number).await;
-        let actor = known(by.who());
+        let actor = by.who();
         match &cancelled {
             Ok(is_cancelled) => tracing::info!(
                 actor,
@@ -335,6 +368,7 @@ pub(super) async fn cancel(
 pub(super) struct Paused {
     /// A [`Scope`] as text.
     of: String,
+    who: String,
     /// Why it is paused.
     reason: String,
 }
@@ -364,29 +398,26 @@ impl Paused {
 
 pub(super) async fn pause(
     view: Extension<View>,
-    headers: HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
 ) -> Answer {
-    set_paused(view, &headers, form, true).await
+    set_paused(view, form, true).await
 }
 
 pub(super) async fn resume(
     view: Extension<View>,
-    headers: HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
 ) -> Answer {
-    set_paused(view, &headers, form, false).await
+    set_paused(view, form, false).await
 }
 
 async fn set_paused(
     Extension(view): Extension<View>,
-    headers: &HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
     is_paused: bool,
 ) -> Answer {
     let Form(form) = form?;
     let of = form.scope()?;
-    let by = by(&view, headers, &form.reason);
+    let by = by(&view, &form.who, &form.reason)?;
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     let counts = view.console.counts.clone();
     let did = match is_paused {
@@ -401,7 +432,7 @@ async fn set_paused(
         };
         // The counts say what is paused. Also after an error, since the pause may have been stored before it.
         counts.forget();
-        let actor = known(by.who());
+        let actor = by.who();
         let of = (of != Scope::Everything).then(|| tracing::field::display(of));
         match &set {
             Ok(()) => tracing::info!(actor, of, is_paused, note, "the console pauses or resumes"),
@@ -420,7 +451,7 @@ async fn set_paused(
 }
 
 /// Shows a page after a change, with what it did.
-fn after(view: &View, did: &Did, path: &str) -> Redirect {
+pub(super) fn after(view: &View, did: &Did, path: &str) -> Redirect {
     view.console.done.note(did);
     Redirect::to(&view.url(did.at(path)))
 }
@@ -428,19 +459,18 @@ fn after(view: &View, did: &Did, path: &str) -> Redirect {
 /// Ends the note on a handler whose worker is not coming back.
 pub(super) async fn retire(
     Extension(view): Extension<View>,
-    headers: HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
 ) -> Answer {
     let Form(form) = form?;
     let of = form.scope()?;
-    let by = by(&view, &headers, &form.reason);
+    let by = by(&view, &form.who, &form.reason)?;
     let inbox = inbox(&view.console)?.clone().by(by.clone());
     let counts = view.console.counts.clone();
     let did = Did::Retired(of.clone());
     let retired = in_task(async move {
         let retired = inbox.retire(of.clone()).await;
         counts.forget();
-        let actor = known(by.who());
+        let actor = by.who();
         match &retired {
             Ok(retired) => tracing::info!(actor, %of, ?retired, "an operator retires a handler"),
             Err(error) => tracing::warn!(

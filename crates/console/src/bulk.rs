@@ -15,7 +15,6 @@ use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Chain;
 
 use super::counts::Counts;
-use super::guard::known;
 use super::problem::Problem;
 use super::reading::read;
 
@@ -195,7 +194,7 @@ pub(super) fn spawn(inbox: Inbox, number: i64, turn: OwnedSemaphorePermit) {
         };
         if let Some(bulk) = action.bulk.filter(|bulk| !bulk.is_open()) {
             tracing::info!(
-                actor = known(action.by.who()),
+                actor = action.by.who(),
                 action = action.kind.name(),
                 number,
                 changed = action.changed,

@@ -8,11 +8,13 @@ use std::time::Duration;
 use axum::extract::{OriginalUri, Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use http::header::{CONTENT_TYPE, HOST};
+use futures_util::future::join;
+use http::header::{CONTENT_TYPE, COOKIE, HOST, SET_COOKIE};
 use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
-use tower_webhook::inbox::By;
+use tower_webhook::inbox::{By, Inbox, Which};
+use tower_webhook::store::{StoreError, StoreErrorKind};
 
 use super::page::View;
 use super::problem::Problem;
@@ -43,6 +45,9 @@ pub(super) async fn guard(
         base: base.trim_end_matches('/').to_owned(),
         did: None,
         counted: None,
+        failed: None,
+        who: String::new(),
+        named: Arc::default(),
     };
     let did = original.query().and_then(Did::of_query);
     // Anybody can write a URL.
@@ -65,18 +70,63 @@ pub(super) async fn guard(
         let problem = Problem::bad("The header with the operator's name occurs twice.");
         return problem.page(&view);
     }
-    if let Some(inbox) = view.console.inbox.as_ref().filter(|_| is_page) {
-        // A queue that fails is a matter of the page.
-        let counted = timeout(COUNTS, view.console.counts.of(inbox)).await;
-        view.counted = counted.ok().and_then(Result::ok);
+    view.who = actor(&view.console, headers).unwrap_or_default();
+    if let Some(inbox) = view.console.inbox.clone().filter(|_| is_page) {
+        let counted = timeout(COUNTS, view.console.counts.of(&inbox));
+        let (counted, failed) = join(counted, failure(&inbox)).await;
+        // Counts of before say nothing of a database that has gone since.
+        view.counted = counted
+            .ok()
+            .and_then(Result::ok)
+            .filter(|_| failed.is_none());
+        view.failed = failed.map(Arc::new);
+    }
+    // The overview shows what does not come from the database.
+    if let Some(error) = view.failed.as_deref().filter(|_| inner != "/") {
+        return Problem::from(error).page(&view);
     }
     request.extensions_mut().insert(view.clone());
     let answer = next.run(request).await;
     let of_layer = || reason(&answer).map(|reason| Problem::new(answer.status(), reason));
     let problem = answer.extensions().get().cloned().or_else(of_layer);
-    match problem {
+    let mut answer = match problem {
         Some(problem) => problem.page(&view),
         None => answer,
+    };
+    remember(&view, &mut answer);
+    answer
+}
+
+/// How long a page waits for any answer of the database.
+const ANSWER: Duration = Duration::from_millis(2_500);
+
+/// The database's error, if it does not answer the smallest question.
+async fn failure(inbox: &Inbox) -> Option<StoreError> {
+    match timeout(ANSWER, inbox.actions(Which::All, None, 1)).await {
+        Ok(answer) => answer.err(),
+        Err(_) => {
+            let reason = format!("it did not answer for {:.1} s", ANSWER.as_secs_f32());
+            Some(StoreError::new(StoreErrorKind::TimedOut, reason))
+        }
+    }
+}
+
+/// The cookie with the name that an operator has typed, so that nobody types it twice.
+const WHO: &str = "webhook-console-who";
+
+fn remember(view: &View, answer: &mut Response) {
+    let Some(who) = view.named.get() else {
+        return;
+    };
+    let who: String = form_urlencoded::byte_serialize(who.as_bytes()).collect();
+    let path = if view.base.is_empty() {
+        "/"
+    } else {
+        &view.base
+    };
+    let cookie = format!("{WHO}={who}; Path={path}; Max-Age=31536000; SameSite=Strict; HttpOnly");
+    if let Ok(cookie) = cookie.parse() {
+        answer.headers_mut().append(SET_COOKIE, cookie);
     }
 }
 
@@ -130,14 +180,20 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
     })
 }
 
-/// The name of an operator, if it is known.
-pub(super) fn known(who: &str) -> Option<&str> {
-    Some(who).filter(|who| !who.is_empty())
-}
-
-/// The name of the operator, for the log and the actions.
+/// The name of the operator, if a proxy passes it on, or the operator has typed it before.
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {
-    let value = headers.get(console.actor.as_ref()?)?;
+    let Some(name) = &console.actor else {
+        let cookies = headers.get_all(COOKIE).into_iter();
+        let cookies = cookies.flat_map(|line| line.as_bytes().split(|byte| *byte == b';'));
+        let mut named = cookies.filter_map(|pair| {
+            let value = pair.trim_ascii().strip_prefix(WHO.as_bytes())?;
+            value.strip_prefix(b"=")
+        });
+        let encoded = [b"who=", named.next()?].concat();
+        let (_, who) = form_urlencoded::parse(&encoded).next()?;
+        return Some(By::new(&who).who().to_owned());
+    };
+    let value = headers.get(name)?;
     Some(
         // A header may have any bytes, and a terminal that shows the log would obey some of them.
         By::new(&value.as_bytes().escape_ascii().to_string())

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use tower_webhook::EventType;
+use tower_webhook::inbox::Inbox;
 use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
 
 use super::settings::Console;
@@ -49,6 +50,15 @@ impl Hour {
 impl Lately {
     /// Those of all processes, or if these cannot be read, or there is no inbox, of this one.
     pub(super) async fn of(console: &Console) -> Self {
+        Self::of_inbox(console, console.inbox.as_ref()).await
+    }
+
+    /// Those of this process, if the database does not answer.
+    pub(super) async fn own(console: &Console) -> Self {
+        Self::of_inbox(console, None).await
+    }
+
+    async fn of_inbox(console: &Console, inbox: Option<&Inbox>) -> Self {
         let now = minute_of(console.now());
         let of = CountsOf::new(
             [
@@ -61,7 +71,7 @@ impl Lately {
         );
         let of = of.by_process().limit(MOST);
         let own = console.recent.as_ref();
-        let all = match &console.inbox {
+        let all = match inbox {
             Some(inbox) => {
                 let (inbox, of) = (inbox.clone(), of.clone());
                 let read = console.lately.by(async move { inbox.counts(&of).await });
@@ -80,7 +90,7 @@ impl Lately {
                 ..Self::new(own_counts, now)
             },
         };
-        if let (None, Some(recent)) = (&console.inbox, own) {
+        if let (None, Some(recent)) = (inbox, own) {
             // A quiet type keeps its row.
             for of in recent.minutes().into_keys() {
                 lately.types.entry(of).or_default();

@@ -42,9 +42,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod actions;
+mod ask;
 mod bulk;
 mod counts;
+mod done;
 mod export;
+mod forget;
 mod guard;
 mod history;
 mod lately;
@@ -53,6 +56,7 @@ mod problem;
 mod reading;
 mod request;
 mod routes;
+mod scan;
 mod settings;
 
 pub use self::settings::Console;

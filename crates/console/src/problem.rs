@@ -72,11 +72,17 @@ impl IntoResponse for Problem {
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
+        Self::from(&error)
+    }
+}
+
+impl From<&StoreError> for Problem {
+    fn from(error: &StoreError) -> Self {
         // The operator has asked for it, and the queue works: the answer is 400, and the log has no line.
         if let (StoreErrorKind::Invalid, Some(reason)) = (error.kind(), error.source()) {
             return Self::bad(format!("That is not possible: {reason}."));
         }
-        let reason = Chain(&error);
+        let reason = Chain(error);
         tracing::warn!(
             reason = reason.to_string(),
             "the console could not ask the queue"

@@ -54,7 +54,7 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
 pub(super) const ROWS: usize = 40;
 
 /// The longest text in a payload that is looked for, in characters.
-const LONGEST_TEXT: usize = 200;
+pub(super) const LONGEST_TEXT: usize = 200;
 
 /// The filter of a list, as in a URL. Texts of senders are [escaped], since a field of a form has one line.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -77,6 +77,8 @@ pub(super) struct Search {
     pub(super) error: String,
     /// What the last failure of the event has in common with others: see [`Shape`].
     pub(super) shape: String,
+    /// The number of an action that has changed the event.
+    pub(super) changed: String,
     /// A text in the payload of the event.
     #[serde(deserialize_with = "line")]
     pub(super) payload: String,
@@ -90,6 +92,7 @@ pub(super) struct Search {
     /// What a preview has seen: see [`Seen`].
     pub(super) newest: String,
     pub(super) at: String,
+    pub(super) who: String,
     /// Why all that match are changed.
     pub(super) reason: String,
     /// How many events of all that match are changed in a second.
@@ -152,6 +155,10 @@ impl Search {
             filter.shape = Some(shape.parse::<Shape>().map_err(wrong)?);
         }
         filter.body = payload;
+        if let Some(number) = text(&self.changed) {
+            let wrong = |_| Problem::bad(format!("`{number}` is not the number of an action."));
+            filter.changed_by = Some(number.parse().map_err(wrong)?);
+        }
         if let Some(key) = read_line(&self.key) {
             let wrong = |error| Problem::bad(format!("The key cannot be read: {error}."));
             filter.key = Some(key.parse().map_err(wrong)?);
@@ -225,6 +232,10 @@ impl Search {
                 .shape
                 .map(|shape| shape.to_string())
                 .unwrap_or_default(),
+            changed: filter
+                .changed_by
+                .map(|it| it.to_string())
+                .unwrap_or_default(),
             ..Self::default()
         }
     }
@@ -254,6 +265,7 @@ impl Search {
             ("error", &self.error),
             ("shape", &self.shape),
             ("payload", &self.payload),
+            ("changed", &self.changed),
             ("order", &self.order),
         ];
         let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
@@ -323,6 +335,8 @@ pub(super) enum Did {
     Paused(Scope),
     Resumed(Scope),
     Retired(Scope),
+    /// The number of chats, and of their payloads.
+    Forgotten(usize, u64),
 }
 
 /// What the last actions of this process did.
@@ -357,6 +371,7 @@ impl Did {
             Self::Paused(of) => ("pause", of.to_string()),
             Self::Resumed(of) => ("resume", of.to_string()),
             Self::Retired(of) => ("retire", of.to_string()),
+            Self::Forgotten(chats, bodies) => ("forget", format!("{chats}.{bodies}")),
         };
         let mut did = form_urlencoded::Serializer::new(String::new());
         did.append_pair("did", &format!("{name}:{of}"));
@@ -372,6 +387,10 @@ impl Did {
             "pause" => of.parse().ok().map(Self::Paused),
             "resume" => of.parse().ok().map(Self::Resumed),
             "retire" => of.parse().ok().map(Self::Retired),
+            "forget" => {
+                let (chats, bodies) = of.split_once('.')?;
+                Some(Self::Forgotten(chats.parse().ok()?, bodies.parse().ok()?))
+            }
             name => {
                 // Anybody can write a URL, so it names no more events than a list has.
                 let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();

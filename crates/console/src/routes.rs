@@ -10,7 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::{try_join, try_join3};
+use futures_util::future::{try_join, try_join4};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -28,15 +28,18 @@ use tower_webhook::inbox::{
 };
 use tower_webhook::store::StoreError;
 
-use super::actions::{self, Paused};
+use super::actions;
+use super::ask;
+use super::done;
 use super::export::export;
+use super::forget;
 use super::guard::guard;
 use super::history::{history, refusals};
 use super::lately::Lately;
 use super::page::{self, View, Wrong};
 use super::problem::Problem;
 use super::reading::{More, SEARCH, read};
-use super::request::{ROWS, Search, action, find_bulk, id, inbox, read_line, text};
+use super::request::{LONGEST_TEXT, ROWS, Search, id, inbox, read_line, text};
 use super::settings::Console;
 
 impl Console {
@@ -54,8 +57,8 @@ impl Console {
             .route("/gaps", get(gaps))
             .route("/history", get(history))
             .route("/refusals", get(refusals))
-            .route("/actions", get(done))
-            .route("/actions/{number}", get(bulk))
+            .route("/actions", get(done::done))
+            .route("/actions/{number}", get(ask::bulk))
             .route(
                 "/style.css",
                 get(([(CONTENT_TYPE, "text/css")], page::style())),
@@ -71,12 +74,16 @@ impl Console {
         // A read-only console has no routes that change something, so no handler has to remember to refuse.
         if !self.is_read_only {
             pages = pages
-                .route("/all", get(confirm).post(actions::change_all))
+                .route("/all", get(ask::confirm).post(actions::change_all))
                 .route("/selected", post(actions::change_selected))
-                .route("/events/{id}/{action}", post(actions::change))
-                .route("/pause", get(confirm_pause).post(actions::pause))
-                .route("/resume", post(actions::resume))
-                .route("/retire", post(actions::retire))
+                .route(
+                    "/events/{id}/{action}",
+                    get(ask::confirm_discard).post(actions::change),
+                )
+                .route("/forget", get(forget::search).post(forget::forget))
+                .route("/pause", get(ask::confirm_pause).post(actions::pause))
+                .route("/resume", get(ask::confirm_resume).post(actions::resume))
+                .route("/retire", get(ask::confirm_retire).post(actions::retire))
                 .route("/actions/{number}/continue", post(actions::go_on))
                 .route("/actions/{number}/cancel", post(actions::cancel));
         }
@@ -104,7 +111,7 @@ impl Console {
     }
 }
 
-type Answer = Result<Markup, Problem>;
+pub(super) type Answer = Result<Markup, Problem>;
 
 async fn not_found() -> Problem {
     Problem::not_found("There is no such page.")
@@ -121,7 +128,11 @@ async fn overview(Extension(mut view): Extension<View>) -> Markup {
         let lately = Lately::of(&view.console).await;
         return page::overview(&view, None, &[], &[], &lately, None);
     };
-    // What does not come from the queue is shown all the same.
+    // What does not come from the database is shown nevertheless.
+    if let Some(error) = view.failed.clone() {
+        let own = Lately::own(&view.console).await;
+        return page::overview(&view, Some(&error), &[], &[], &own, None);
+    }
     let mut error = None;
     if view.counted.is_none() {
         match view.console.counts.of(&inbox).await {
@@ -279,12 +290,7 @@ async fn event(
     let id = id(&number)?;
     let inbox = inbox(&view.console)?;
     let record = read(inbox.get(id)).await?;
-    let gone = || {
-        Problem::not_found(format!(
-            "There is no event {id}. Perhaps its retention has expired."
-        ))
-    };
-    let record = record.ok_or_else(gone)?;
+    let record = record.ok_or_else(|| gone(id))?;
     let event = &record.summary;
     let mut lane = page::Place::default();
     if let Some(chat) = &event.chat {
@@ -304,6 +310,12 @@ async fn event(
     }
     let done = read(inbox.actions(Which::Of(id), None, DONE)).await?;
     Ok(page::event(&view, &record, &lane, &done))
+}
+
+pub(super) fn gone(id: EventId) -> Problem {
+    Problem::not_found(format!(
+        "There is no event {id}. Perhaps its retention has expired."
+    ))
 }
 
 /// The number of actions on the page of an event.
@@ -341,10 +353,13 @@ async fn chat(
         )));
     }
     let has_first = page.after.is_some();
-    Ok(page::chat(&view, chat, &listed.events, more, has_first))
+    // A chat has a lane at each route.
+    let blocked = read(inbox.blocked_lanes(Some(chat), None, LANES)).await?;
+    let events = &listed.events;
+    Ok(page::chat(&view, chat, &blocked, events, more, has_first))
 }
 
-/// Shows the event with a number, and those of a key and a chat.
+/// Shows the event with a number, those of a key and a chat, and the newest ones with a text.
 async fn find(
     Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
@@ -365,12 +380,22 @@ async fn find(
     let routes: BTreeSet<_> = counted.map(|kind| kind.route.clone()).collect();
     let of_key = of_key.map(|key: IdempotencyKey| Filter::default().key(key).routes(routes));
     let of_chat = Filter::default().chat(&wanted);
-    let (number, of_key, of_chat) =
-        // The same text can be a number, a key and a chat, so nobody has to say which.
-        try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
+    let reads_payloads = !view.console.hides_payloads && wanted.chars().count() <= LONGEST_TEXT;
+    let of_text = reads_payloads.then(|| Filter::default().body(&wanted));
+    // The same text can be a number, a key, a chat and in a payload, so nobody has to say which.
+    let (number, of_key, of_chat, of_text) = try_join4(
+        number,
+        newest(inbox, of_key),
+        newest(inbox, Some(of_chat)),
+        newest(inbox, of_text),
+    )
+    .await?;
     let number = number.map(|record| record.summary);
     let number = number.as_slice();
-    Ok(page::found(&view, &wanted, number, &of_key, &of_chat))
+    let of_text = reads_payloads.then_some(&*of_text);
+    Ok(page::found(
+        &view, &wanted, number, &of_key, &of_chat, of_text,
+    ))
 }
 
 /// The newest events that match.
@@ -378,9 +403,16 @@ async fn newest(inbox: &Inbox, filter: Option<Filter>) -> Result<Vec<EventSummar
     let Some(filter) = filter else {
         return Ok(Vec::new());
     };
-    let listed = read(inbox.list(&filter, Page::newest(ROWS))).await?;
-    Ok(listed.events)
+    // A text is looked for in the newest payloads alone. The page has a link to a search of all of them.
+    let page = match filter.body.is_some() {
+        true => Page::newest(TEXTS).within(SEARCH),
+        false => Page::newest(ROWS),
+    };
+    Ok(read(inbox.list(&filter, page)).await?.events)
 }
+
+/// The number of events with a text that are shown.
+const TEXTS: usize = 10;
 
 /// The number of blocked lanes that are shown.
 const LANES: usize = 50;
@@ -409,72 +441,6 @@ async fn gaps(
     let listed = read(inbox.gaps(&filter, page)).await?;
     let (events, more) = cut(inbox, &filter, page, listed).await?;
     Ok(page::gaps(&view, &search, &events, more))
-}
-
-async fn done(
-    Extension(view): Extension<View>,
-    search: Result<Query<Search>, QueryRejection>,
-) -> Answer {
-    let Query(search) = search?;
-    let wrong = |_| {
-        Problem::bad(format!(
-            "`{}` is not the number of an action.",
-            search.before
-        ))
-    };
-    let before = text(&search.before).map(|before| before.parse().map_err(wrong));
-    let inbox = inbox(&view.console)?;
-    let actions = inbox.actions(Which::All, before.transpose()?, ROWS + 1);
-    let mut actions = read(actions).await?;
-    let is_more = actions.len() > ROWS;
-    actions.truncate(ROWS);
-    Ok(page::actions(&view, &actions, is_more))
-}
-
-/// Asks before an event type, a route or everything is paused.
-async fn confirm_pause(
-    Extension(view): Extension<View>,
-    paused: Result<Query<Paused>, QueryRejection>,
-) -> Answer {
-    let Query(paused) = paused?;
-    inbox(&view.console)?;
-    Ok(page::confirm_pause(&view, &paused.scope()?))
-}
-
-/// Asks before all events that match are changed.
-async fn confirm(
-    Extension(view): Extension<View>,
-    search: Result<Query<Search>, QueryRejection>,
-) -> Answer {
-    let Query(search) = search?;
-    let action = action(&search.action)?;
-    let inbox = inbox(&view.console)?;
-    let filter = search.filter_for_change(&view.console)?;
-    let (turns, counts) = (&view.console.turns, &view.console.counts);
-    // Before it counts, so that it has seen what is changed.
-    let selection = match read(inbox.seen()).await? {
-        Some(seen) => Some(turns.select(inbox, counts, &filter, seen).await?),
-        None => None,
-    };
-    // A change begins with the oldest event, so these are the first that it changes.
-    let page = Page::oldest(SAMPLE).within(SEARCH);
-    let sample = read(inbox.list(&filter, page)).await?.events;
-    Ok(page::confirm(
-        &view,
-        action,
-        &search,
-        selection.as_ref(),
-        &sample,
-    ))
-}
-
-/// The number of events that a question shows.
-const SAMPLE: usize = 5;
-
-async fn bulk(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
-    let Path(number) = path?;
-    let action = find_bulk(&view.console, number).await?;
-    Ok(page::bulk(&view, &action))
 }
 
 #[cfg(test)]
@@ -586,7 +552,7 @@ mod tests {
     }
 
     fn post(path: &str) -> Request<Body> {
-        post_form(path, "action=redrive&state=dead&newest=1&at=0")
+        post_form(path, "who=ada&action=redrive&state=dead&newest=1&at=0")
     }
 
     fn post_form(path: &str, form: &'static str) -> Request<Body> {
@@ -648,7 +614,7 @@ mod tests {
         let permits = Arc::new(Semaphore::new(0));
         let app = console(&permits);
         let begin = || {
-            let post = post_form("/all", "action=discard&state=dead&newest=1&at=0");
+            let post = post_form("/all", "who=ada&action=discard&state=dead&newest=1&at=0");
             app.clone().oneshot(post)
         };
         for number in 1..=4 {
@@ -721,13 +687,13 @@ mod tests {
         let lines = Lines::default();
         let _log = lines.capture();
         let permits = Arc::new(Semaphore::new(0));
-        let pausing = console(&permits).oneshot(post_form("/pause", "reason=maintenance"));
+        let pausing = console(&permits).oneshot(post_form("/pause", "who=ada&reason=maintenance"));
         let pausing = timeout(Duration::from_secs(1), pausing).await;
         assert!(pausing.is_err());
         permits.add_permits(1);
         sleep(Duration::from_secs(1)).await;
         let text = lines.text();
-        let paused = "the console pauses or resumes is_paused=true";
+        let paused = r#"the console pauses or resumes actor="ada" is_paused=true"#;
         assert!(text.contains(paused), "{text}");
     }
 }

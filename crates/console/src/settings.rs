@@ -12,6 +12,7 @@ use tower_webhook::telemetry::{Count, FailureBudget, Recent, Silence};
 use super::bulk::Turns;
 use super::counts::Counts;
 use super::request::Done;
+use super::scan::Scans;
 
 /// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
 ///
@@ -34,6 +35,7 @@ pub struct Console {
     pub(super) hosts: Option<Vec<String>>,
     pub(super) turns: Turns,
     pub(super) done: Done,
+    pub(super) scans: Scans,
 }
 
 impl Console {
@@ -86,7 +88,8 @@ impl Console {
     }
 
     /// Names the header in which a proxy passes on the name of the operator, for the log and the actions. Without such a proxy, anybody
-    /// can set it. A request with two such headers is answered with 400.
+    /// can set it. A request with two such headers is answered with 400, and so is a change without one. By default, operators
+    /// type their names.
     pub fn actor_header(mut self, header: HeaderName) -> Self {
         self.actor = Some(header);
         self

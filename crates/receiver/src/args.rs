@@ -329,7 +329,7 @@ pub(crate) struct Console {
     #[cfg_attr(not(feature = "console"), allow(dead_code))]
     pub(crate) console_hide_payloads: bool,
 
-    /// The header in which a proxy in front of the console passes on the name of the operator, for the log
+    /// The header in which a proxy in front of the console passes on the name of the operator; otherwise, operators type it
     ///
     /// Without such a proxy, anybody can set it.
     #[arg(long, requires = "console", value_name = "HEADER")]

@@ -82,6 +82,7 @@ impl State {
             route: of.route.clone(),
             kind: of.kind.clone(),
             waiting: 0,
+            ready: 0,
             in_progress: 0,
             retrying: 0,
             dead: 0,
@@ -112,6 +113,10 @@ impl State {
                 EventState::Dead => &mut stats.dead,
                 EventState::Handled | EventState::Ignored | EventState::Discarded => continue,
             } += 1;
+            if summary.state == EventState::Waiting {
+                let is_aside = matches!(event.place, Place::Aside { .. });
+                stats.ready += u64::from(is_aside || self.is_first(*id));
+            }
             if summary.state.is_unsettled() {
                 // The first one in the order of numbers is the oldest.
                 stats.oldest.get_or_insert(summary.accepted_at);

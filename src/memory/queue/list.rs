@@ -126,6 +126,9 @@ impl State {
             let failures = event.past.iter();
             let failures = failures.map(|(at, failure)| (self.time_of_day(*at), failure));
             (filter.matches(&summary)
+                && filter
+                    .changed_by
+                    .is_none_or(|action| event.actions.contains(&action))
                 && filter.matches_failures(failures)
                 && filter.matches_body(event.body.as_deref()))
             .then_some(summary)

@@ -9,12 +9,12 @@ use std::time::Duration;
 use sqlx::AssertSqlSafe;
 use sqlx::Connection;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgArguments, PgPool, PgRow, Postgres};
+use sqlx::postgres::{PgArguments, PgConnection, PgPool, PgRow, Postgres};
 use sqlx::query::Query;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::error::{is_locked, lost_a_race};
 use super::value::Value;
@@ -22,6 +22,18 @@ use super::value::Value;
 /// How long a connection may take to open after its caller has given up. As long is waited for the answer of
 /// a dead connection, if the server does not close it.
 const OPENING: Duration = Duration::from_secs(1);
+
+/// How long a person waits for a connection of the pool before the server is asked why there is none.
+const ASKS_AFTER: Duration = Duration::from_secs(1);
+
+/// Whether the server takes no connections now: it starts, stops or recovers, or knows neither the role nor the database.
+fn refuses(code: Option<&str>) -> bool {
+    code.is_some_and(|code| {
+        ["28", "3D", "57P"]
+            .iter()
+            .any(|class| code.starts_with(class))
+    })
+}
 
 #[derive(Clone)]
 pub(crate) struct Pool {
@@ -59,6 +71,23 @@ impl Pool {
             connection: connection?,
             is_sound: false,
         })
+    }
+
+    /// Why the server refuses a connection, once it does: the pool asks again until the time of its caller is up, and then
+    /// knows no reason. The question needs a connection beside those of the pool, and comes late.
+    pub(crate) async fn refusal(&self) -> sqlx::Error {
+        let options = self.connections.connect_options();
+        loop {
+            sleep(ASKS_AFTER).await;
+            match PgConnection::connect_with(&options).await {
+                Err(error @ sqlx::Error::Io(_)) => return error,
+                Err(sqlx::Error::Database(error)) if refuses(error.code().as_deref()) => {
+                    return sqlx::Error::Database(error);
+                }
+                Ok(connection) => drop(connection.close().await),
+                Err(_) => {}
+            }
+        }
     }
 
     /// Warns of a setting with which a crash of the server loses what was committed.

@@ -320,7 +320,14 @@ impl Database {
             (reads, self.connect().await)
         };
         // The pool may wait for much longer, and a person waits for the answer.
-        let connected = timeout(READ_WITHIN, connecting).await;
+        let refused = async { (None, Err(self.tables.pool.refusal().await)) };
+        let connected = async {
+            match select(pin!(connecting), pin!(refused)).await {
+                Either::Left(((reads, connected), _)) => (Some(reads), connected),
+                Either::Right((refused, _)) => refused,
+            }
+        };
+        let connected = timeout(READ_WITHIN, connected).await;
         let (reads, connected) = connected.map_err(|_| StoreError::timed_out())?;
         let connected = connected.map_err(|error| self.error(error))?;
         let (sql, values) = (self.sql(sql), values.to_vec());

@@ -43,6 +43,7 @@ impl Source {
         let reads_events = reads_failures
             || filter.body.is_some()
             || filter.key.is_some()
+            || filter.changed_by.is_some()
             || filter.accepted_from.is_some()
             || filter.accepted_until.is_some();
         let only_kept = !states.is_empty() && states.iter().all(is_kept);
@@ -129,6 +130,12 @@ impl Conditions {
         if let Some(until) = filter.accepted_until {
             let until = new.parameter(Value::Number(rows::micros_of(until)));
             new.compare(format!("e.accepted < {until}"));
+        }
+        if let Some(action) = filter.changed_by {
+            let action = new.parameter(Value::Number(action));
+            new.compare(format!(
+                "EXISTS (SELECT FROM {{schema}}.changed AS c WHERE c.event = e.seq AND c.action = {action})"
+            ));
         }
         if let Some(error) = &filter.error {
             let error = error.to_ascii_lowercase().into_bytes();

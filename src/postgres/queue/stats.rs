@@ -14,11 +14,11 @@ use crate::route::{EventType, Scope};
 use crate::store::OpenError as Error;
 
 /// Route, kind, waiting, in progress, retrying, dead, when the oldest was accepted, since when it is paused (0: it is not),
-/// blocked lanes, the time, the note of the pause.
+/// blocked lanes, the time, the note of the pause, those that wait for no other event.
 pub(super) fn count() -> String {
     let counts = |table: &str, fence: &str, found: &str| {
         format!(
-            "SELECT kind, {} AS state, count(*) AS events, min(seq) AS oldest
+            "SELECT kind, {} AS state, count(*) AS events, min(seq) AS oldest, '{table}' <> 'wait' AS is_ready
             FROM {{schema}}.{table} AS t {found} GROUP BY 1, 2",
             state(fence)
         )
@@ -27,7 +27,7 @@ pub(super) fn count() -> String {
         counts("head", "t.fence", "WHERE t.due IS NOT NULL"),
         counts("wait", NO_FENCE, ""),
         counts("aside", NO_FENCE, ""),
-        "SELECT kind, 'dead', count(*), NULL FROM {schema}.dead GROUP BY 1".to_owned(),
+        "SELECT kind, 'dead', count(*), NULL, false FROM {schema}.dead GROUP BY 1".to_owned(),
     ];
     let [waiting, in_progress, retrying, dead] = [
         EventState::Waiting,
@@ -40,7 +40,8 @@ pub(super) fn count() -> String {
         "WITH clock AS MATERIALIZED (SELECT {{schema}}.micros() AS now)
         SELECT k.route, k.name, {waiting}, {in_progress}, {retrying}, {dead},
             (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.paused,
-            coalesce(max(b.lanes), 0), (SELECT now FROM clock), k.note
+            coalesce(max(b.lanes), 0), (SELECT now FROM clock), k.note,
+            coalesce(sum(c.events) FILTER (WHERE c.state = 'waiting' AND c.is_ready), 0)::bigint
         FROM {{schema}}.kinds AS k LEFT JOIN ({}) AS c ON c.kind = k.id LEFT JOIN (
             {}
         ) AS b ON b.o_kind = k.id
@@ -124,6 +125,7 @@ fn kind_stats(row: &PgRow, pauses: &[Pause]) -> Result<KindStats, Error> {
     let is_paused = |of: &Scope| *of != Scope::Everything && of.has(&route, &kind);
     Ok(KindStats {
         waiting: count(2)?,
+        ready: count(11)?,
         in_progress: count(3)?,
         retrying: count(4)?,
         dead: count(5)?,

@@ -14,6 +14,7 @@ const INSERT: &str = "
     INSERT INTO actions (at, who, reason, what, event, about, changed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
 const LINK: &str = "
     INSERT INTO changed (event, action) VALUES (?1, ?2)";
+const HAS_CHANGED: &str = "SELECT 1 FROM changed WHERE event = ?1 AND action = ?2";
 const UNLINK: &str = "DELETE FROM changed WHERE event = ?1";
 const FORGET: &str = "
     UPDATE actions SET event = NULL, reason = ''
@@ -58,6 +59,7 @@ const PURGE: &str = "
 pub(super) const STATEMENTS: &[&str] = &[
     INSERT,
     LINK,
+    HAS_CHANGED,
     UNLINK,
     FORGET,
     ALL,
@@ -99,6 +101,10 @@ pub(super) fn note(
 pub(super) fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
     tx.prepare(LINK)?.execute([event, action])?;
     Ok(())
+}
+
+pub(super) fn has_changed(tx: &Tx<'_>, action: i64, event: i64) -> Result<bool> {
+    tx.prepare(HAS_CHANGED)?.exists([event, action])
 }
 
 /// Deletes what bulk changes have of a chat, which is forgotten.

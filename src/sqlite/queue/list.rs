@@ -161,6 +161,11 @@ fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
         {
             continue;
         }
+        if let Some(action) = filter.changed_by
+            && !actions::has_changed(tx, action, seq)?
+        {
+            continue;
+        }
         event.last_failure = last_failure(tx, event.id)?;
         let last = event.last_failure.as_ref();
         if !filter.matches_last_failure(last.map(|last| (last.at, last.failure.shape))) {

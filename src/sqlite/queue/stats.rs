@@ -27,6 +27,7 @@ const COUNTED: usize = 1000;
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count {
     waiting: u64,
+    ready: u64,
     in_progress: u64,
     retrying: u64,
     dead: u64,
@@ -78,7 +79,10 @@ impl Counts {
                 Place::Taken if row.get::<_, i64>(4)? > tx.now => count.in_progress += 1,
                 Place::Taken => count.retrying += 1,
                 _ if has_failed => count.retrying += 1,
-                _ => count.waiting += 1,
+                _ => {
+                    count.waiting += 1;
+                    count.ready += u64::from(place < Place::Behind);
+                }
             }
             if count.oldest.is_none() {
                 let mut first = tx.prepare(FIRST)?;
@@ -121,6 +125,7 @@ impl Counts {
                 route,
                 kind,
                 waiting: count.waiting,
+                ready: count.ready,
                 in_progress: count.in_progress,
                 retrying: count.retrying,
                 dead: count.dead,

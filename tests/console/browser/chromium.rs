@@ -133,6 +133,9 @@ impl Window {
         };
         let result = AssertUnwindSafe(async {
             page.prepare().await;
+            // As if its operator had typed a name before.
+            let who = json!({ "name": "webhook-console-who", "value": "ada", "url": url });
+            page.devtools("Network.setCookie", who).await;
             page.goto(url).await;
             test(page.clone()).await;
         })

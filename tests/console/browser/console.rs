@@ -67,7 +67,7 @@ async fn tour(window: Window) {
         lists(&page).await;
         finds(&page).await;
         filters(&page).await;
-        retry_now(&page, &desk).await;
+        redrives_one(&page, &desk).await;
         one_event(&page, &desk).await;
         selected_events(&page, &desk).await;
         all_that_match(&page, &desk).await;
@@ -144,11 +144,12 @@ async fn filters(page: &Page) {
 }
 
 const FIND: &str = "main form[method=get] button";
+const YES: &str = "main form button:not([disabled])";
 const REDRIVE_ALL: &str = "button[formaction][value=redrive]";
 const DISCARD_ALL: &str = "button[formaction][value=discard]";
 
 /// The first event of a lane fails once more, and then succeeds, with those behind it.
-async fn retry_now(page: &Page, desk: &Desk) {
+async fn redrives_one(page: &Page, desk: &Desk) {
     page.follow(".site a:nth-child(3)").await;
     page.until_contains("#lanes", "stuck").await;
     page.follow("#lanes a[href='/events/3']").await;
@@ -156,10 +157,11 @@ async fn retry_now(page: &Page, desk: &Desk) {
     page.until_contains("#lane", "with 2 events behind it")
         .await;
     page.until_contains("#timeline", "failed after ").await;
-    page.until_contains("#redrive-3", "Retry now").await;
+    page.until_contains("#redrive-3", "Redrive").await;
     page.follow("#redrive-3").await;
     page.until_reloaded_text("#timeline", |text| text.matches(ERROR).count() == 2)
         .await;
+    page.until_reloaded("#waits", "has failed again").await;
     desk.repair();
     page.follow("#redrive-3").await;
     page.until_reloaded("#state", "handled").await;
@@ -198,6 +200,8 @@ async fn one_event(page: &Page, desk: &Desk) {
         );
     }
     page.follow("#discard-2").await;
+    page.until_contains("h1", "Discard event 2?").await;
+    page.follow(YES).await;
     page.until_contains("#state", "discarded").await;
     page.until_contains("#notice", "Event 2 was discarded.")
         .await;
@@ -231,6 +235,10 @@ async fn selected_events(page: &Page, desk: &Desk) {
     }
     page.activate("input[value^='8:']").await;
     page.follow("#selected button[value=discard]").await;
+    page.until_contains("h1", "Discard event 8?").await;
+    assert_eq!(desk.state(8).await, EventState::Dead);
+    page.follow(YES).await;
+    page.until_path("/events").await;
     assert_eq!(desk.state(8).await, EventState::Discarded);
     assert_eq!(desk.state(9).await, EventState::Dead);
 }
@@ -251,7 +259,8 @@ async fn all_that_match(page: &Page, desk: &Desk) {
     page.until_contains("h1", &format!("redrive {left} events?"))
         .await;
     page.follow("main form button").await;
-    page.until_reloaded("#change", "64 redriven").await;
+    let some = format!("64 of {left} redriven");
+    page.until_reloaded("#change", &some).await;
     page.until_contains("#change", "In progress.").await;
     let progress = "const { value, max } = document.querySelector('progress'); return [value, max]";
     assert_eq!(page.script(progress).await, Some(json!([64, left])));
@@ -260,16 +269,18 @@ async fn all_that_match(page: &Page, desk: &Desk) {
     // The step that has begun comes too late.
     desk.redrives.add_permits(1_000);
     let dead = left as u64 - 64;
-    page.until_contains("#change", "64 redriven").await;
+    page.until_contains("#change", &some).await;
+    let rest = format!("{dead} of {left} were left as they were.");
+    page.until_contains("#change", &rest).await;
 
-    page.follow("#change a").await;
+    page.follow("#change > p > a").await;
     assert_eq!(page.rows().await as u64, dead);
     page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {dead} events?"))
         .await;
     page.follow("main form button").await;
     page.until_reloaded("#change", "Done.").await;
-    page.until_contains("#change", &format!("{dead} redriven"))
+    page.until_contains("#change", &format!("{dead} of {dead} redriven"))
         .await;
     desk.until(5 + CLOSED, EventState::Handled).await;
     let stats = desk.inbox.stats().await.unwrap();
@@ -287,7 +298,7 @@ async fn pauses(page: &Page, desk: &Desk) {
         page.follow("main form button").await;
         page.until_contains("#notice", "was paused").await;
         page.until_contains("#paused", "the CRM is down").await;
-        page.until_text(button, |found| found == format!("Resume{text}"))
+        page.until_text(button, |found| found == format!("Resume{text}…"))
             .await;
         page.until_contains("#kinds-table", "paused").await;
         desk.accept(event("fine", 1).key(button)).await;
@@ -301,6 +312,8 @@ async fn pauses(page: &Page, desk: &Desk) {
         }
         assert_eq!(desk.state(waiting).await, EventState::Waiting);
         page.follow(button).await;
+        page.until_contains("main", "the CRM is down").await;
+        page.follow(YES).await;
         page.until_text(button, |found| found == format!("Pause{text}…"))
             .await;
         desk.until(waiting, EventState::Handled).await;
@@ -349,7 +362,7 @@ async fn three_clicks(window: Window) {
         desk.repair();
         page.follow("main form button").await;
         assert_eq!(page.clicks(), 3);
-        page.until_reloaded("#change", "2 redriven").await;
+        page.until_reloaded("#change", "2 of 2 redriven").await;
     };
     window.open(&url, test).await;
     desk.until(2, EventState::Handled).await;
@@ -394,7 +407,8 @@ async fn tasks_take_few_clicks() {
         page.until_contains("#paused", "the CRM is down").await;
         done("pause a kind", 2).await;
         page.follow("#pause-chat-rated").await;
-        done("resume a kind", 1).await;
+        page.follow(YES).await;
+        done("resume a kind", 2).await;
 
         page.follow("#kinds-table a[href*='state=dead']").await;
         page.activate("button[formaction='/export'][value=csv]")
@@ -539,7 +553,7 @@ async fn accessible(width: u32) {
             desk.accept(event(&format!("stuck-{n}"), 1)).await;
             desk.refuse().await;
         }
-        page.goto(&format!("{url}/events/4")).await;
+        page.goto(&format!("{url}/events/3")).await;
         page.until_contains("#waits", "Attempts of its type are slowed down")
             .await;
         desk.inbox
@@ -569,6 +583,11 @@ async fn accessible(width: u32) {
             "find?id=stuck",
             "find?id=nowhere",
             "pause?of=chat-rated",
+            "resume?of=",
+            "forget",
+            "forget?id=stuck",
+            "all?action=redrive",
+            "events/2/discard",
             "events/2?did=redrive:2",
             "events?state=none",
             "all?state=dead&action=discard",
@@ -621,6 +640,8 @@ async fn controls_are_large_and_pages_fit_at_each_width() {
                 "events/3",
                 "lanes",
                 "actions",
+                "forget?id=stuck",
+                "events/3/discard",
                 "all?state=dead&action=discard",
             ] {
                 page.goto(&format!("{url}/{path}")).await;
@@ -823,14 +844,15 @@ async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
         let test = async |adas: Page| {
             for id in 1..=3 {
                 adas.goto(&format!("{ada}/events/{id}")).await;
-                bobs.goto(&format!("{bob}/events/{id}")).await;
+                bobs.goto(&format!("{bob}/events/{id}/discard?state=dead"))
+                    .await;
                 // Otherwise the slower one sees what the other has done, and may change that.
                 for page in [&adas, &bobs] {
                     page.script("window.fetch = () => new Promise(() => {})")
                         .await;
                 }
-                let (redrive, discard) = (format!("#redrive-{id}"), format!("#discard-{id}"));
-                tokio::join!(adas.follow(&redrive), bobs.follow(&discard));
+                let redrive = format!("#redrive-{id}");
+                tokio::join!(adas.follow(&redrive), bobs.follow(YES));
                 let (adas, bobs) = (
                     adas.until_text("h1", |_| true).await,
                     bobs.until_text("h1", |_| true).await,

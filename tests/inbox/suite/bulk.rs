@@ -5,7 +5,8 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::internal::{BulkStep, NewBulk, Settlement};
 use tower_webhook::inbox::{
-    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Queue, Which,
+    Action, ActionKind, Bulk, BulkState, By, Change, EventId, EventState, Filter, Page, Queue,
+    Which,
 };
 
 use support::queue::{Calls, dead, retry, skip};
@@ -134,6 +135,14 @@ pub(crate) async fn steps_lead_on_from_their_positions<H: Harness>(harness: &H) 
         let of = trial.queue.actions(Which::Of(*id), None, 10).await;
         assert_eq!(ok(of, "actions"), std::slice::from_ref(&ended));
     }
+    let changed = async |filter: Filter| {
+        let filter = filter.kinds([trial.kind.clone()]).changed_by(number);
+        let listed = other.list(&filter, Page::oldest(10)).await;
+        let events = ok(listed, "list").events.into_iter();
+        events.map(|event| event.id).collect::<Vec<_>>()
+    };
+    assert_eq!(changed(Filter::default()).await, ids[..3]);
+    assert_eq!(changed(Filter::failed(None, None)).await, []);
     let what = "an event that changed";
     trial.is(ids[3], EventState::Retrying, what).await;
     let cancelled = ok(trial.queue.cancel(number, &by).await, "cancel");

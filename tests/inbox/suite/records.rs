@@ -543,12 +543,17 @@ pub(crate) async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
         assert!(found.len() <= 1, "a chat has {} lanes", found.len());
         found.pop()
     };
-    let counted = async || {
+    let stats = async || {
         let stats = ok(other.queue.stats().await, "stats");
-        let mut kinds = stats.kinds.iter();
-        kinds
-            .find(|kind| kind.kind == trial.kind)
-            .map_or(0, |kind| kind.blocking)
+        let mut kinds = stats.kinds.into_iter();
+        kinds.find(|kind| kind.kind == trial.kind)
+    };
+    let counted = async || stats().await.map_or(0, |kind| kind.blocking);
+    // Those that wait, and those of them that wait for no other event.
+    let waiting = async || {
+        stats()
+            .await
+            .map_or((0, 0), |kind| (kind.waiting, kind.ready))
     };
     let is_free = async |at: usize, what: &str| {
         assert!(lane(at).await.is_none(), "{what} blocks its lane");
@@ -577,6 +582,7 @@ pub(crate) async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
     trial.accept(event(0)).await;
     is_free(0, "an event in progress").await;
     assert_eq!(counted().await, 0, "the number of blocked lanes");
+    assert_eq!(waiting().await, (2, 0), "events behind one in progress");
     trial.settle(&first, &retry(Duration::ZERO)).await;
     let id = first.lease.id;
     blocks(0, id, EventState::Retrying, 2, "an event that is retried").await;
@@ -598,6 +604,12 @@ pub(crate) async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
     )
     .await;
     assert_eq!(counted().await, 2, "the number of blocked lanes");
+    assert_eq!(waiting().await, (3, 0), "events behind others that failed");
+    let alone = trial.accept(trial.in_lane(Lane::of_chat(&chat()))).await;
+    let ready = "the first event of another lane";
+    assert_eq!(waiting().await, (4, 1), "{ready}");
+    let alone = trial.claims(alone, HELD, ready).await;
+    trial.settle(&alone, &Settlement::Handled).await;
     let mut all = Vec::new();
     let mut after = None;
     loop {

@@ -1,20 +1,28 @@
 //! What operators and others did, and changes of all that match.
 
 use maud::{Markup, html};
-use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, Scope, Selection};
+use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, EventState, Scope, Selection};
 
+use super::super::done::Sought;
 use super::super::request::Search;
+use super::super::scan::Found;
 use super::events::{counted, label};
-use super::parts::head;
+use super::parts::{head, who_field};
 use super::text::{ago, clip, count, full_time, scope};
 use super::view::View;
 
-/// A page of the actions, newest first. `is_more` says whether older ones follow.
-pub(in super::super) fn actions(view: &View, actions: &[Action], is_more: bool) -> Markup {
+/// A page of the actions that are sought, newest first, and before which one the next page goes on.
+pub(in super::super) fn actions(
+    view: &View,
+    sought: &Sought,
+    actions: &[Action],
+    next: Option<i64>,
+) -> Markup {
     let content = html! {
         div.title { h1 { "Actions" } }
         section {
             p.quiet { "Who changed what, and why, newest first. Actions are kept for 90 days." }
+            (form(view, sought))
             div #rows data-live {
                 @if actions.is_empty() { p { "None." } }
                 @else {
@@ -35,12 +43,39 @@ pub(in super::super) fn actions(view: &View, actions: &[Action], is_more: bool) 
                     }
                 }
             }
-            @if is_more && let Some(last) = actions.last() {
-                div.pages { a href=(view.url(format_args!("/actions?before={}", last.number))) rel="next" { "Older actions" } }
+            @if let Some(before) = next {
+                div.pages { a href=(view.url(format_args!("/actions?{}before={before}", sought.query()))) rel="next" { "Older actions" } }
             }
         }
     };
     view.page("Actions", "/actions", &content)
+}
+
+fn form(view: &View, sought: &Sought) -> Markup {
+    html! {
+        form method="get" action=(view.url("/actions")) {
+            div.row {
+                div.grow { label for="who" { "Who" } input #who name="who" value=(sought.who); }
+                div.grow.narrow {
+                    label for="what" { "What" }
+                    select #what name="what" {
+                        option value="" { "anything" }
+                        @for kind in Sought::KINDS { option value=(kind) selected[kind.name() == sought.what] { (kind) } }
+                    }
+                }
+                @for (name, value) in [("from", &sought.from), ("until", &sought.until)] {
+                    div.grow.time { label for=(name) { (label(name)) } input #(name) type="datetime-local" name=(name) value=(value); }
+                }
+            }
+            div.row.middle {
+                button.main { "Find" }
+                @for (name, from, until) in Sought::days() {
+                    a href=(view.url(format_args!("/actions?from={from}&until={until}"))) { (name) }
+                }
+                a href=(view.url("/actions")) { "All" }
+            }
+        }
+    }
 }
 
 /// The actions that changed an event, which are sorted from the newest to the oldest.
@@ -61,7 +96,7 @@ pub(super) fn of_event(view: &View, actions: &[Action]) -> Markup {
 fn who(action: &Action) -> Markup {
     html! {
         @match action.by.who() {
-            "" => span.quiet { "somebody unknown" },
+            "" => span.quiet { "a program" },
             who => (clip(who, 200)),
         }
     }
@@ -138,8 +173,8 @@ pub(super) fn running(view: &View, changes: &[Action]) -> Markup {
     }
 }
 
-/// The page of a change of all that match.
-pub(in super::super) fn bulk(view: &View, action: &Action) -> Markup {
+/// The page of a change of all that match. `found` has the events that it has redriven, as they are now.
+pub(in super::super) fn bulk(view: &View, action: &Action, found: Option<&Found>) -> Markup {
     let Some(bulk) = &action.bulk else {
         return html! {};
     };
@@ -156,15 +191,21 @@ pub(in super::super) fn bulk(view: &View, action: &Action) -> Markup {
                 p role="status" {
                     @match bulk.state {
                         BulkState::Running => "In progress. It goes on if this page is closed.",
-                        BulkState::Interrupted => "Interrupted: its process has ended, or cannot reach the queue.",
+                        BulkState::Interrupted => "Interrupted: its process has ended, or cannot reach the database. Each receiver of the same database can continue it.",
                         BulkState::Done => "Done.",
                         BulkState::Cancelled => "Cancelled. Events that were changed before stay changed.",
                         _ => (bulk.state.name()),
                     }
+                    @if let (BulkState::Cancelled, Some(selection)) = (bulk.state, &selection) { " " (left(action, bulk, selection)) }
                 }
                 @if let Some(selection) = &selection { (progress(action, bulk, selection)) }
                 dl {
-                    dt { "Changed" } dd { (count(action.changed)) " " (past) }
+                    dt { "Changed" }
+                    dd {
+                        (count(action.changed))
+                        @if let Some(selection) = selection.as_ref().filter(|selection| !selection.is_more) { " of " (count(selection.matched)) }
+                        " " (past)
+                    }
                     @if let (true, Some(selection)) = (bulk.is_open(), &selection) {
                         dt { "Matched" } dd { (counted(selection)) }
                         dt { "Searched" } dd { "up to event " (bulk.reached) " of " (selection.seen.newest) }
@@ -173,13 +214,14 @@ pub(in super::super) fn bulk(view: &View, action: &Action) -> Markup {
                     @if bulk.rate > 0 { dt { "At most" } dd { (count(bulk.rate.into())) " a second" } }
                     dt { "By" } dd { (who(action)) ", " (full_time(action.at)) }
                     @if !action.by.reason().is_empty() { dt { "Reason" } dd { (reason(view, action)) } }
+                    @if let Some(found) = found { dt { "Now" } dd #became { (became(view, action, found)) } }
                 }
                 @if bulk.is_open() && view.can_change() {
                     div.row {
                         @if bulk.state == BulkState::Interrupted {
-                            form method="post" action=(url("continue")) { button.main #continue { "Continue" } }
+                            button.main #continue form="go" formaction=(url("continue")) { "Continue" }
                         }
-                        form method="post" action=(url("cancel")) { button.danger #cancel { "Cancel" } }
+                        button.danger #cancel form="go" formaction=(url("cancel")) { "Cancel" }
                     }
                 }
                 @if let Some(selection) = &selection {
@@ -188,9 +230,40 @@ pub(in super::super) fn bulk(view: &View, action: &Action) -> Markup {
                     p { a href=(view.events(&query)) { "Back to the list" } }
                 }
             }
+            // Outside of what is replaced each second, so that a name can be typed.
+            @if bulk.is_open() && view.can_change() { form.row #go method="post" { (who_field(view)) } }
         }
     };
     view.page("Action", "/actions", &content)
+}
+
+/// What a change that was cancelled has left as it was.
+fn left(action: &Action, bulk: &Bulk, selection: &Selection) -> Markup {
+    let done = action.changed + bulk.skipped;
+    html! {
+        @match selection.is_more {
+            false => { b { (count(selection.matched.saturating_sub(done))) } " of " (count(selection.matched)) " were left as they were." },
+            true => {
+                "Those after event " (bulk.reached) " were left as they were: about "
+                (100 - percent(selection.oldest.0, bulk.reached.0, selection.seen.newest.0)) " % of the inbox."
+            },
+        }
+    }
+}
+
+/// What became of redriven events, by their states.
+fn became(view: &View, action: &Action, found: &Found) -> Markup {
+    let number = action.number.to_string();
+    let states = EventState::ALL.into_iter();
+    let states = states.map(|state| (state, found.of(state)));
+    html! {
+        @for (at, (state, events)) in states.filter(|(_, events)| *events > 0).enumerate() {
+            @if at > 0 { ", " }
+            a href=(view.events(&[("changed", &number), ("state", state.name())])) { (count(events)) " " (state) }
+        }
+        @if !found.is_done { " so far (" (found.percent) " % of the inbox was searched)" }
+        @if let Some(error) = &found.error { " (" (clip(error, 300)) ")" }
+    }
 }
 
 fn progress(action: &Action, bulk: &Bulk, selection: &Selection) -> Markup {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use tower_webhook::RouteName;
-use tower_webhook::inbox::{HandlerNote, KindStats, Scope, Stats};
+use tower_webhook::inbox::{HandlerNote, Inbox, KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
 
@@ -236,11 +236,11 @@ fn forecast(spent: &Spent) -> Markup {
         @match spent.disabled_in {
             Some(left) if left.is_zero() => "The sender has probably disabled the webhook: enable it there when the cause is fixed.",
             Some(left) => {
-                "At this rate, the sender disables the webhook in " (long(left))
+                "It is not disabled yet. If deliveries go on failing like this, the sender disables the webhook in " (long(left))
                 @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
                 "."
             },
-            None => "",
+            None => "Failures have stopped, or are too slow to reach the limit.",
         }
     }
 }
@@ -313,7 +313,7 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
     let text = html! {
         "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: attempts of such a type are slowed down until one
         succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
-        @if view.can_change() { b { "Retry now" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
+        @if view.can_change() { b { "Redrive" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.slowed.len() {
@@ -385,9 +385,12 @@ fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
 
 fn waiting_of(view: &View, stats: &Stats, are_noted: bool, start: &str) -> Option<Cause> {
     let unattended = unattended(view, stats);
-    // An attempt in progress or a failed one shows that a worker takes the type.
+    let slowed = view.console.inbox.as_ref().map(Inbox::slowed);
+    let slowed = slowed.unwrap_or_default();
+    // An attempt in progress or a failed one shows that a worker takes the type. Events behind others wait for these.
     let waits = |it: &&KindStats| {
-        it.waiting > 0
+        it.ready > 0
+            && !slowed.contains_key(&it.event_type())
             // There is a sentence about the whole route.
             && !unattended.iter().any(|(route, _)| *route == it.route)
             && it.in_progress + it.retrying == 0

@@ -6,14 +6,14 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 use serde::de::IgnoredAny;
 use tower_webhook::inbox::{
-    Action, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope, escaped,
+    Action, ActionKind, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope, escaped,
 };
 use tower_webhook::{EventType, Item};
 
 use super::super::reading::More;
 use super::actions::of_event;
 use super::events::{Columns, rest, table, waiting};
-use super::parts::{button, chat_of_any_length, next_attempt, reason_field, state};
+use super::parts::{chat_of_any_length, next_attempt, reason, reason_field, redrive, state};
 use super::text::{ago, clip, full_time, labelled_time, name, scope, short};
 use super::view::View;
 
@@ -26,6 +26,26 @@ pub(in super::super) struct Place {
     pub(in super::super) is_cut: bool,
     /// The event for which the lane waits.
     pub(in super::super) blocked: Option<BlockedLane>,
+}
+
+impl Place {
+    /// The event for which another one waits.
+    fn ahead(&self, event: &EventSummary) -> Option<&EventSummary> {
+        let blocked = self.blocked.as_ref().map(|blocked| &blocked.event);
+        let is_in_line = |it: &&EventSummary| it.id == event.id || is_in_line(it);
+        let first = match (blocked, event.state) {
+            _ if event.is_redriven || !event.state.is_unsettled() => None,
+            (Some(blocked), _) => Some(blocked),
+            (None, EventState::Waiting) => self.unsettled.iter().find(is_in_line),
+            (None, _) => None,
+        };
+        first.filter(|first| first.id < event.id)
+    }
+}
+
+/// A line has the order of the numbers. Others that are retried or redriven stand in none.
+fn is_in_line(event: &EventSummary) -> bool {
+    !event.is_redriven && event.state != EventState::Retrying
 }
 
 pub(in super::super) fn event(
@@ -41,12 +61,15 @@ pub(in super::super) fn event(
             span #state data-live { (state(event)) }
             @if view.can_change() {
                 form.row.middle method="post" {
-                    (reason_field())
-                    div #actions data-live { (actions(view, record)) }
+                    (reason_field(view))
+                    div #actions data-live { (actions(view, record, lane.ahead(event))) }
                 }
             }
         }
-        p #waits data-live { @if event.state.is_unsettled() { (waits(view, event)) } }
+        p #waits data-live {
+            (since_redrive(record, done))
+            @if event.state.is_unsettled() { (waits(view, event, lane.ahead(event))) }
+        }
         div.split.even {
             div {
                 section {
@@ -99,8 +122,36 @@ pub(in super::super) fn event(
     view.page(&format!("Event {}", event.id), "/events", &content)
 }
 
-/// When an event is tried that is due, if not at once.
-fn waits(view: &View, event: &EventSummary) -> Markup {
+/// What has become of an event since a person has redriven it last.
+fn since_redrive(record: &EventRecord, done: &[Action]) -> Markup {
+    let event = &record.summary;
+    let redrive = done
+        .iter()
+        .find(|action| action.kind == ActionKind::Redrive);
+    // A change of many is older than its steps.
+    let failed = redrive.and_then(|redrive| {
+        let mut failures = record.failures.iter();
+        failures.rfind(|failure| failure.at >= redrive.at)
+    });
+    html! {
+        @if let Some(redrive) = redrive {
+            @let by = match redrive.by.who() { "" => "", who => &format!(" by {}", clip(who, 60)) };
+            "It was redriven " (ago(redrive.at)) " ago" (by)
+            @match (failed, event.state) {
+                (_, EventState::Handled) => ", and was handled. ",
+                (Some(failed), _) => {
+                    ", and " b.bad { "has failed again" } ", " (ago(failed.at)) " ago"
+                    @if event.state == EventState::Dead { ": it is a dead letter" }
+                    ". "
+                },
+                (None, _) => ". ",
+            }
+        }
+    }
+}
+
+/// What an event waits for.
+fn waits(view: &View, event: &EventSummary, ahead: Option<&EventSummary>) -> Markup {
     let of = event_type(event);
     let mut pauses = view.pauses().iter();
     let pause = pauses.find(|it| match &it.of {
@@ -114,11 +165,29 @@ fn waits(view: &View, event: &EventSummary) -> Markup {
         @if let Some(pause) = pause {
             "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
             (scope(&pause.of)) "."
+        } @else if let Some(ahead) = ahead {
+            "It waits for " a href=(view.url(format_args!("/events/{}", ahead.id))) { "event " (ahead.id) }
+            " of the same chat, which " (why(ahead)) ". To redrive this event would change nothing before."
         } @else if let Some(next) = slowed {
             "Attempts of its type are slowed down, as its events fail, and none succeeds. The next one begins "
             (next_attempt(next))
-            @if view.can_change() { "; after " b { "Retry now" } ", it is that of this event" }
+            @if view.can_change() { "; after " b { "Redrive" } ", it is that of this event" }
             "."
+        } @else if event.state == EventState::InProgress {
+            "An attempt is in progress."
+        }
+    }
+}
+
+/// Why an event is not done, after "which".
+fn why(event: &EventSummary) -> Markup {
+    html! {
+        @match (event.state, event.due_at) {
+            (EventState::Dead, _) => "is a dead letter that holds the chat: redrive or discard it",
+            (EventState::InProgress, _) => "is handled now",
+            (EventState::Retrying, Some(due)) => { "has failed, and is tried again " (next_attempt(due)) },
+            (EventState::Retrying, None) => "has failed, and is tried again as soon as a worker is free",
+            _ => "is first",
         }
     }
 }
@@ -175,20 +244,24 @@ fn headers(record: &EventRecord) -> Markup {
     }
 }
 
-fn actions(view: &View, record: &EventRecord) -> Markup {
+fn actions(view: &View, record: &EventRecord, ahead: Option<&EventSummary>) -> Markup {
     let event = &record.summary;
-    // No button for what the queue would refuse.
-    let redrive = match event.state {
-        EventState::InProgress => None,
-        _ if record.body.is_none() => None,
-        EventState::Waiting | EventState::Retrying => Some("Retry now"),
-        _ => Some("Redrive"),
-    };
+    // No button for what the queue would refuse, nor for what would change nothing.
+    let can_redrive =
+        event.state != EventState::InProgress && record.body.is_some() && ahead.is_none();
     let can_discard = event.state.is_unsettled() || event.state == EventState::Dead;
+    let ahead = ahead.filter(|it| matches!(it.state, EventState::Retrying | EventState::Dead));
     html! {
         input type="hidden" name="state" value=(event.state);
-        @if let Some(text) = redrive { (button(view, event, "redrive", text)) }
-        @if can_discard { (button(view, event, "discard", "Discard")) }
+        @if can_redrive { (redrive(view, event)) }
+        @if let Some(ahead) = ahead {
+            button.main #{ "redrive-" (ahead.id) } name="instead" value={ (ahead.id) ":" (ahead.state) }
+                formaction=(view.url(format_args!("/events/{}/redrive", ahead.id))) { "Redrive event " (ahead.id) }
+        }
+        @if can_discard {
+            button.danger #{ "discard-" (event.id) } formmethod="get" formnovalidate
+                formaction=(view.url(format_args!("/events/{}/discard", event.id))) { "Discard…" }
+        }
     }
 }
 
@@ -236,15 +309,10 @@ fn timeline(view: &View, record: &EventRecord) -> Markup {
 fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
     let is_cut = place.is_cut;
     // Others stand in no line: nothing waits for them.
-    let stands = |it: &&EventSummary| {
-        it.id == event.id
-            || place.blocked.is_some()
-            || !it.is_redriven && it.state != EventState::Retrying
-    };
+    let stands =
+        |it: &&EventSummary| it.id == event.id || place.blocked.is_some() || is_in_line(it);
     let lane: Vec<_> = place.unsettled.iter().filter(stands).collect();
     let before = lane.iter().take_while(|it| it.id != event.id).count();
-    // A line has the order of the numbers. Others that are retried or redriven stand in none.
-    let is_in_line = |it: &EventSummary| !it.is_redriven && it.state != EventState::Retrying;
     let blocked = place.blocked.as_ref();
     let holds = blocked.is_some_and(|blocked| blocked.event.id == event.id);
     let behind = lane.iter().filter(|it| it.id > event.id && is_in_line(it));
@@ -290,7 +358,7 @@ fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
 const BEHIND: usize = 10;
 
 /// The longest payload that is shown, in bytes of HTML.
-const MOST: usize = 15_000;
+const MOST: usize = 14_500;
 
 fn payload(view: &View, record: &EventRecord) -> Markup {
     if view.console.hides_payloads {
@@ -417,12 +485,25 @@ pub(in super::super) fn found(
     number: &[EventSummary],
     of_key: &[EventSummary],
     of_chat: &[EventSummary],
+    of_text: Option<&[EventSummary]>,
 ) -> Markup {
+    let known = |it: &EventSummary| {
+        let mut known = number.iter().chain(of_key).chain(of_chat);
+        known.any(|known| known.id == it.id)
+    };
+    let others: Vec<_> = of_text
+        .unwrap_or_default()
+        .iter()
+        .filter(|it| !known(it))
+        .cloned()
+        .collect();
     let all = [
         ("The event with this number", number),
         ("Events with this key", of_key),
         ("Newest events of this chat", of_chat),
+        ("Newest events with this text in the payload", &others),
     ];
+    let text = view.events(&[("payload", &escaped(wanted))]);
     let content = html! {
         div.title { h1 { "Find " (clip(wanted, 200)) } }
         div.stack {
@@ -435,6 +516,7 @@ pub(in super::super) fn found(
                 }
             }
             @if !of_chat.is_empty() { p { a href=(view.chat(wanted)) { "All events of the chat, in their order" } } }
+            @if of_text.is_some() { p { a #text href=(text) { "Search all payloads for this text" } } }
             @if all.iter().all(|(_, events)| events.is_empty()) {
                 section {
                     p {
@@ -448,15 +530,37 @@ pub(in super::super) fn found(
     view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
 }
 
+/// Which event blocks a chat, and since when.
+fn blocks(view: &View, blocked: &[BlockedLane]) -> Markup {
+    html! {
+        @for lane in blocked {
+            @let event = &lane.event;
+            div.alert.warn {
+                p {
+                    b {
+                        "Blocked by " a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
+                        " for " (ago(lane.since))
+                    }
+                    " (" (name(&event.route, &event.kind)) ", since " (full_time(lane.since)) "), which " (why(event)) ". "
+                    (waiting(lane)) @if lane.waiting == 1 { " waits" } @else { " wait" } " behind it. "
+                    (reason(view, event.last_failure.as_ref(), 300))
+                }
+            }
+        }
+    }
+}
+
 pub(in super::super) fn chat(
     view: &View,
     chat: &str,
+    blocked: &[BlockedLane],
     events: &[EventSummary],
     more: More,
     has_first: bool,
 ) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
+        div #blocked data-live { (blocks(view, blocked)) }
         section {
             p.quiet { "Its events, in the order in which they were accepted." }
             div #found {

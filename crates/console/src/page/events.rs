@@ -1,15 +1,12 @@
 //! Lists of events, blocked lanes, and changes of all that match.
 
-use std::time::SystemTime;
-
 use maud::{Markup, html};
-use tower_webhook::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Scope, Selection};
+use tower_webhook::inbox::{BlockedLane, EventId, EventState, EventSummary, Selection};
 
-use super::super::bulk::Action;
 use super::super::reading::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
-use super::text::{ago, clip, count, encode, name, scope, size, time};
+use super::text::{ago, clip, count, encode, name, size, time};
 use super::view::View;
 
 /// What was wrong with the events that were selected in a list, or with its filter.
@@ -48,9 +45,9 @@ pub(in super::super) fn events(
                             div #rows { (table(view, rows, Columns::WithBoxes(checked))) }
                             div.row.middle {
                                 span { "Selected:" }
-                                (reason_field())
+                                (reason_field(view))
                                 button name="action" value="redrive" { "Redrive" }
-                                button.danger.apart name="action" value="discard" { "Discard" }
+                                button.danger.apart name="action" value="discard" formnovalidate { "Discard…" }
                             }
                         }
                     } @else {
@@ -121,6 +118,9 @@ fn form(view: &View, search: &Search) -> Markup {
                     div.grow { label for="shape" { "Cause" } input #shape name="shape" value=(search.shape); }
                 }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
+                @if !search.changed.is_empty() {
+                    div.grow.narrow { label for="changed" { (label("changed")) } input #changed name="changed" value=(search.changed); }
+                }
                 div.grow.narrow {
                     label for="hours" { "Within" }
                     select #hours name="hours" {
@@ -148,8 +148,8 @@ fn form(view: &View, search: &Search) -> Markup {
                     button formaction=(view.url("/export")) name="format" value=(format) { (text) }
                 }
                 @if view.can_change() {
-                    @if search.state.is_empty() || !search.payload.is_empty() {
-                        span.quiet { "To change all that match, choose a state, and no text in the payload." }
+                    @if !search.payload.is_empty() {
+                        span.quiet { "To change all that match, leave out the text in the payload." }
                     } @else {
                         @let all = |action, text, class| html! {
                             button class=(class) formaction=(view.url("/all")) name="action" value=(action) { (text) }
@@ -272,75 +272,6 @@ pub(super) fn counted(selection: &Selection) -> String {
     }
 }
 
-/// Asks before all events that match are changed: the `sample` has the first of them, with their last failures. Nothing is
-/// selected in an empty inbox.
-pub(in super::super) fn confirm(
-    view: &View,
-    action: Action,
-    search: &Search,
-    selection: Option<&Selection>,
-    sample: &[EventSummary],
-) -> Markup {
-    let name = action.name();
-    let matched = selection.map_or("0 events".to_owned(), counted);
-    let effect = match action {
-        Action::Redrive => {
-            "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
-        }
-        Action::Discard => {
-            "Each of them is given up: it is not handled any more. Events that are settled (handled, ignored or discarded) are skipped."
-        }
-    };
-    let class = if action == Action::Discard {
-        "danger"
-    } else {
-        "main"
-    };
-    let content = html! {
-        section {
-            h1 { "Are you sure that you want to " (name) " " (matched) "?" }
-            dl #filter {
-                @for (field, value) in search.filled() { @if field != "order" { dt { (label(field)) } dd { (clip(value, 200)) } } }
-            }
-            p { (effect) }
-            form method="post" action=(view.url("/all")) {
-                input type="hidden" name="action" value=(name);
-                @for (field, value) in search.filled() { input type="hidden" name=(field) value=(value); }
-                // What the preview has seen, since events that change after the question are not meant.
-                @if let Some(Selection { seen, .. }) = selection {
-                    input type="hidden" name="newest" value=(seen.newest);
-                    input type="hidden" name="at" value=(nanos(seen.at));
-                }
-                div.row {
-                    div {
-                        label for="rate" { "Events a second (optional)" }
-                        input #rate name="rate" type="number" min="1" max="100000" autocomplete="off";
-                    }
-                    div.grow {
-                        label for="reason" { "Reason, for the list of actions (optional)" }
-                        input #reason name="reason" maxlength=(By::LONGEST) autocomplete="off";
-                    }
-                }
-                div.row.middle {
-                    button class=(class) disabled[selection.is_none_or(Selection::is_empty)] { "Yes, " (name) " " (matched) }
-                    a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
-                }
-            }
-            @if !sample.is_empty() {
-                h2 { "The first of them" }
-                div #sample { (table(view, sample, Columns::All)) }
-            }
-        }
-    };
-    view.page("Confirm", "/events", &content)
-}
-
-/// The time since 1970.
-fn nanos(at: SystemTime) -> u128 {
-    let since = at.duration_since(SystemTime::UNIX_EPOCH);
-    since.unwrap_or_default().as_nanos()
-}
-
 /// What a field of the filter is called.
 pub(super) fn label(field: &str) -> &str {
     match field {
@@ -355,31 +286,7 @@ pub(super) fn label(field: &str) -> &str {
         "error" => "Error contains",
         "shape" => "Cause",
         "payload" => "Payload contains",
+        "changed" => "Changed by action",
         other => other,
     }
-}
-
-/// Asks before an event type, a route or everything is paused, and for the reason.
-pub(in super::super) fn confirm_pause(view: &View, paused: &Scope) -> Markup {
-    let name = scope(paused);
-    let content = html! {
-        section {
-            h1 { "Pause " (name) "?" }
-            p { "No process begins to handle these events any more, until somebody resumes them. Deliveries are still accepted." }
-            form method="post" action=(view.url("/pause")) {
-                input type="hidden" name="of" value=(paused);
-                div.row {
-                    div.grow {
-                        label for="reason" { "Reason, which all pages show" }
-                        input #reason name="reason" required maxlength=(By::LONGEST) autocomplete="off";
-                    }
-                }
-                div.row.middle {
-                    button.danger { "Yes, pause " (name) }
-                    a href=(view.url("/")) { "No, back to the overview" }
-                }
-            }
-        }
-    };
-    view.page("Pause", "/", &content)
 }

@@ -39,7 +39,7 @@ pub(in super::super) fn gaps(
             }
         }
     };
-    view.page("Incomplete chats", "/lanes", &content)
+    view.page("Incomplete chats", "/gaps", &content)
 }
 
 fn table(view: &View, rows: &[EventSummary]) -> Markup {

@@ -242,7 +242,7 @@ fn kind(view: &View, row: &Row<'_>, stats: Option<&Stats>, is_plain: bool) -> Ma
                         (spent.failures)
                         @if let Some(limit) = spent.limit { " of " (limit) }
                         @if let Some(left) = spent.disabled_in.filter(|left| !left.is_zero()) {
-                            ", disabled in " (long(left))
+                            "; in " (long(left)) " the sender disables it, if this goes on"
                         }
                     }
                 }

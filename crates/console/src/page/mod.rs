@@ -1,9 +1,11 @@
 //! The pages. `maud` escapes all texts in them.
 
 mod actions;
+mod ask;
 mod causes;
 mod event;
 mod events;
+mod forget;
 mod gaps;
 mod history;
 mod kinds;
@@ -13,8 +15,13 @@ mod text;
 mod view;
 
 pub(super) use self::actions::{actions, bulk};
+pub(super) use self::ask::{
+    Asked, confirm, confirm_pause, confirm_resume, confirm_retire, discard, discard_selected,
+    nanos, which_state,
+};
 pub(super) use self::event::{Place, chat, event, found};
-pub(super) use self::events::{Wrong, confirm, confirm_pause, events, lanes};
+pub(super) use self::events::{Wrong, events, lanes};
+pub(super) use self::forget::forget;
 pub(super) use self::gaps::gaps;
 pub(super) use self::history::{history, refusals, start};
 pub(super) use self::kinds::kinds;

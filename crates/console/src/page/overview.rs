@@ -147,10 +147,10 @@ fn retire(view: &View, stats: &Stats) -> Markup {
         @if !away.is_empty() {
             div.row.middle {
                 @for (note, unseen) in away.into_iter().take(BUTTONS) {
-                    form method="post" action=(view.url("/retire")) {
+                    form method="get" action=(view.url("/retire")) {
                         input type="hidden" name="of" value=(note.of);
                         button title={ (clip(&note.worker, 200)) ", last seen " (long(unseen)) " ago" } {
-                            "Retire the handler of " (scope(&note.of))
+                            "Retire the handler of " (scope(&note.of)) "…"
                         }
                     }
                 }
@@ -161,10 +161,10 @@ fn retire(view: &View, stats: &Stats) -> Markup {
 
 /// The button that pauses or resumes an event type, a route, or all events.
 pub(super) fn pause(view: &View, of: &Scope, is_paused: bool) -> Markup {
-    // A pause has a reason, for which the next page asks.
-    let (method, action, text) = match is_paused {
-        true => ("post", "resume", "Resume"),
-        false => ("get", "pause", "Pause"),
+    // The next page asks, and for the reason.
+    let (action, text) = match is_paused {
+        true => ("resume", "Resume"),
+        false => ("pause", "Pause"),
     };
     let (id, name) = match of {
         Scope::Everything => ("all".to_owned(), "all".to_owned()),
@@ -173,12 +173,12 @@ pub(super) fn pause(view: &View, of: &Scope, is_paused: bool) -> Markup {
     // That of an event type is in its row.
     let is_named = matches!(of, Scope::Type(_));
     html! {
-        form method=(method) action=(view.url(format_args!("/{action}"))) {
+        form method="get" action=(view.url(format_args!("/{action}"))) {
             input type="hidden" name="of" value=(of);
             button #{ "pause-" (id) } aria-label={ (text) " " (name) } {
                 (text)
                 @if !is_named { " " (name) }
-                @if !is_paused { "…" }
+                "…"
             }
         }
     }

@@ -30,7 +30,7 @@ const LONGEST_CHAT: usize = 100;
 pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
     match chat {
         // A link has the whole id.
-        Some(chat) if encode(chat).len() > LONGEST_CHAT => html! { (clip(chat, 60)) },
+        Some(chat) if encode(chat).len() > LONGEST_CHAT => html! { (clip(chat, 50)) },
         _ => chat_of_any_length(view, chat),
     }
 }
@@ -38,7 +38,7 @@ pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
 pub(super) fn chat_of_any_length(view: &View, chat: Option<&str>) -> Markup {
     html! {
         @match chat {
-            Some(chat) => a href=(view.chat(chat)) { (clip(chat, 60)) },
+            Some(chat) => a href=(view.chat(chat)) { (clip(chat, 50)) },
             None => span.quiet { "unknown" },
         }
     }
@@ -97,25 +97,36 @@ pub(super) fn next_attempt(at: SystemTime) -> String {
     }
 }
 
-/// A button that changes an event, in a form.
-pub(super) fn button(view: &View, event: &EventSummary, action: &str, text: &str) -> Markup {
-    let class = match action {
-        "discard" => "danger",
-        _ if event.state.is_unsettled() || event.state == EventState::Dead => "main",
-        // It was handled, or given up: nothing is to be done.
-        _ => "",
-    };
-    html! {
-        button #{ (action) "-" (event.id) } class=(class) formaction=(view.url(format_args!("/events/{}/{action}", event.id))) { (text) }
-    }
+/// A button that redrives an event, in a form. `main`: something is to be done.
+pub(super) fn redrive(view: &View, event: &EventSummary) -> Markup {
+    let is_open = event.state.is_unsettled() || event.state == EventState::Dead;
+    let class = is_open.then_some("main");
+    let url = view.url(format_args!("/events/{}/redrive", event.id));
+    html! { button #{ "redrive-" (event.id) } class=[class] formaction=(url) { "Redrive" } }
 }
 
 /// The field of a form for the reason of an action.
-pub(super) fn reason_field() -> Markup {
+pub(super) fn reason_field(view: &View) -> Markup {
     html! {
         // The first button is that of the enter key, which is to change nothing here.
         button type="submit" disabled hidden {}
+        @if view.console.actor.is_none() { (who_input(view)) }
         input #reason name="reason" maxlength=(By::LONGEST) placeholder="reason (optional)" aria-label="Reason" autocomplete="off";
+    }
+}
+
+/// The field of a form for the name of the operator, unless a proxy passes it on.
+pub(super) fn who_field(view: &View) -> Markup {
+    html! {
+        @if view.console.actor.is_none() {
+            div { label for="who" { "Your name" } (who_input(view)) }
+        }
+    }
+}
+
+fn who_input(view: &View) -> Markup {
+    html! {
+        input #who name="who" required value=(view.who) maxlength=(By::LONGEST) placeholder="your name" aria-label="Your name" autocomplete="name";
     }
 }
 

@@ -1,17 +1,18 @@
 //! What all pages know, and what stands around each.
 
 use std::fmt::Display;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 use tower_webhook::inbox::{Pause, Scope, Stats};
+use tower_webhook::store::StoreError;
 
 use super::super::bulk::Action;
 use super::super::request::Did;
 use super::super::settings::Console;
-use super::text::{ago, clip, encode, full_time, now, scope};
+use super::text::{ago, clip, count, encode, full_time, now, scope};
 
 /// The number of pauses that each page shows.
 const PAUSES: usize = 5;
@@ -26,6 +27,12 @@ pub(in super::super) struct View {
     pub(in super::super) did: Option<Did>,
     /// What the inbox counts, and how long ago.
     pub(in super::super) counted: Option<(Stats, Duration)>,
+    /// The error of a database that does not answer.
+    pub(in super::super) failed: Option<Arc<StoreError>>,
+    /// Who asks, if that is known.
+    pub(in super::super) who: String,
+    /// The name that the operator has typed for this change.
+    pub(in super::super) named: Arc<OnceLock<String>>,
 }
 
 impl View {
@@ -83,9 +90,9 @@ impl View {
                         @if !pause.note.is_empty() { ". " (clip(&pause.note, 300)) }
                     }
                     @if self.can_change() {
-                        form method="post" action=(self.url("/resume")) {
+                        form method="get" action=(self.url("/resume")) {
                             input type="hidden" name="of" value=(pause.of);
-                            button aria-label={ "Resume " (name) } { "Resume" }
+                            button aria-label={ "Resume " (name) } { "Resume…" }
                         }
                     }
                 }
@@ -107,11 +114,17 @@ impl View {
                     @if ids.len() == 1 { "Event" } @else { (ids.len()) " events were " (action.past()) ":" }
                     @for id in ids { " " a href=(self.url(format_args!("/events/{id}"))) { (id) } }
                     @if ids.len() == 1 { " was " (action.past()) }
-                    @if let (1, Action::Redrive) = (ids.len(), action) { ": it is tried again" }
                     "."
+                    @if let (2.., Action::Redrive) = (ids.len(), action) {
+                        " Those that wait behind another event of their chat are tried after it."
+                    }
                 },
                 Did::Paused(it) => { (of(it)) " was paused. " a href=(self.url("/")) { "Overview" } },
                 Did::Retired(it) => { "The handler of " (scope(it)) " was retired. " a href=(self.url("/")) { "Overview" } },
+                Did::Forgotten(chats, bodies) => {
+                    "The payloads of " (chats) @if *chats == 1 { " chat" } @else { " chats" } " were deleted: " (count(*bodies)) ". "
+                    a href=(self.url("/actions?what=forget")) { "Actions" }
+                },
                 Did::Resumed(it) => { (of(it)) " was resumed. " a href=(self.url("/")) { "Overview" } },
             }
         }
@@ -146,10 +159,17 @@ impl View {
                                 a href=(self.url("/history")) aria-current=[current("/history")] { "History" }
                                 a href=(self.url("/refusals")) aria-current=[current("/refusals")] { "Refusals" }
                             }
+                            @if self.console.inbox.is_some() {
+                                a href=(self.url("/gaps")) aria-current=[current("/gaps")] { "Incomplete chats" }
+                            }
+                            @if self.can_change() {
+                                a href=(self.url("/events?state=failed")) { "Change many" }
+                                a href=(self.url("/forget")) aria-current=[current("/forget")] { "Forget" }
+                            }
                         }
                         @if self.console.inbox.is_some() {
                             form.find role="search" method="get" action=(self.url("/find")) {
-                                input type="search" name="id" required placeholder="chat, key or number" aria-label="Chat, key, or number of an event";
+                                input type="search" name="id" required placeholder="chat, key, number or text" aria-label="Chat, key, number of an event, or text in a payload";
                                 button { "Find" }
                             }
                         }

@@ -126,9 +126,8 @@ pub(crate) enum Command {
     },
     /// Pause the handling of events, of one type, a route or all; events are still accepted
     Pause {
-        /// The event type, such as `chat-rated` or `github/push`, or a route, such as `github/`; by default, everything
-        #[arg(value_name = "TYPE", default_value = "", hide_default_value = true)]
-        of: Scope,
+        #[command(flatten)]
+        what: What,
         /// Who pauses it and why, for the others
         #[arg(
             long,
@@ -140,9 +139,8 @@ pub(crate) enum Command {
     },
     /// Resume the handling of events after a pause
     Resume {
-        /// The event type or route that was paused; by default, the pause of everything ends
-        #[arg(value_name = "TYPE", default_value = "", hide_default_value = true)]
-        of: Scope,
+        #[command(flatten)]
+        what: What,
     },
     /// End the note on a handler whose worker is not coming back: its events are then ignored, and not put off any more
     Retire {
@@ -191,6 +189,24 @@ pub(crate) enum Command {
     },
 }
 
+/// What is paused or resumed. Everything has to be asked for: a command whose type was forgotten would stop the receiver.
+#[derive(Args, Clone)]
+#[command(group = ArgGroup::new("what").required(true).args(["of", "everything"]))]
+pub(crate) struct What {
+    /// The event type, such as `chat-rated` or `github/push`, or a route, such as `github/`
+    #[arg(value_name = "TYPE", value_parser = type_or_route)]
+    of: Option<Scope>,
+    /// All events, of every type and route
+    #[arg(long = "all")]
+    everything: bool,
+}
+
+impl What {
+    pub(crate) fn scope(&self) -> Scope {
+        self.of.clone().unwrap_or(Scope::Everything)
+    }
+}
+
 /// Selects events. Without an option, all events match.
 #[derive(Args, Clone)]
 #[command(group = ArgGroup::new("states").args(["state", "failed"]))]
@@ -217,12 +233,12 @@ pub(crate) struct Matching {
     /// Events that have failed with an error that contains this text, ignoring ASCII case
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
-    /// Events that were accepted at least this long ago
-    #[arg(long, value_name = "AGE", value_parser = age)]
-    older_than: Option<Duration>,
-    /// Events that were accepted at most this long ago
-    #[arg(long, value_name = "AGE", value_parser = age)]
-    newer_than: Option<Duration>,
+    /// Events that were accepted before this time, such as 2026-11-22T20:15 (UTC), or at least this long ago, such as 2h
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    older_than: Option<SystemTime>,
+    /// Events that were accepted at this time or later, or at most this long ago
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    newer_than: Option<SystemTime>,
 }
 
 fn number(text: &str) -> Result<EventId, &'static str> {
@@ -253,12 +269,7 @@ pub(crate) struct Chosen {
 
 impl Matching {
     pub(crate) fn filter(&self) -> Filter {
-        // An age before the start of time matches nothing, or everything.
-        let ago = |age: Duration| {
-            let now = SystemTime::now();
-            now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
-        };
-        let (from, until) = (self.newer_than.map(ago), self.older_than.map(ago));
+        let (from, until) = (self.newer_than, self.older_than);
         let mut filter = match self.failed {
             true => Filter::failed(from, until),
             false => Filter::default()
@@ -294,13 +305,8 @@ impl Command {
             | Self::Gaps { matching, .. }
             | Self::Export { matching } => matching.filter(),
             Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.filter(),
-            Self::Pause { of, .. } | Self::Resume { of } | Self::Retire { of, .. } => {
-                match of.clone() {
-                    Scope::Route(route) => Filter::default().routes([route]),
-                    Scope::Type(of) => Filter::default().routes([of.route]).kinds([of.kind]),
-                    _ => Filter::default(),
-                }
-            }
+            Self::Pause { what, .. } | Self::Resume { what } => of_scope(what.scope()),
+            Self::Retire { of, .. } => of_scope(of.clone()),
             _ => Filter::default(),
         }
     }
@@ -322,17 +328,50 @@ fn chat(text: &str) -> Result<String, Infallible> {
     Ok(unescaped(text).into_owned())
 }
 
-fn age(text: &str) -> Result<Duration, String> {
-    let error = || format!("`{text}` is no age: write one such as 90s, 15m, 2h or 7d");
-    let unit = text.chars().last().ok_or_else(error)?;
+fn of_scope(of: Scope) -> Filter {
+    match of {
+        Scope::Route(route) => Filter::default().routes([route]),
+        Scope::Type(of) => Filter::default().routes([of.route]).kinds([of.kind]),
+        _ => Filter::default(),
+    }
+}
+
+/// An empty text means everything, and may be a variable of a script that is not set.
+fn type_or_route(text: &str) -> Result<Scope, String> {
+    match text.parse() {
+        Ok(Scope::Everything) => Err("pass --all for everything".to_owned()),
+        Ok(of) => Ok(of),
+        Err(error) => Err(format!("{error}")),
+    }
+}
+
+/// A time in UTC, or one so long ago.
+fn time(text: &str) -> Result<SystemTime, String> {
+    if let Some(age) = age(text) {
+        // An age before the start of time matches nothing, or everything.
+        let at = SystemTime::now().checked_sub(age);
+        return Ok(at.unwrap_or(SystemTime::UNIX_EPOCH));
+    }
+    let whole = match text.len() {
+        10 => format!("{text}T00:00:00"),
+        16 => format!("{text}:00"),
+        _ => text.to_owned(),
+    };
+    let at = humantime::parse_rfc3339_weak(&whole);
+    at.map_err(|_| {
+        format!("`{text}` is neither an age, such as 90s, 15m, 2h or 7d, nor a time, such as 2026-11-22T20:15, in UTC")
+    })
+}
+
+fn age(text: &str) -> Option<Duration> {
+    let unit = text.chars().last()?;
     let seconds: u64 = match unit {
         's' => 1,
         'm' => 60,
         'h' => 60 * 60,
         'd' => 24 * 60 * 60,
-        _ => return Err(error()),
+        _ => return None,
     };
-    let number: u64 = text[..text.len() - 1].parse().map_err(|_| error())?;
-    let seconds = number.checked_mul(seconds).ok_or_else(error)?;
-    Ok(Duration::from_secs(seconds))
+    let number: u64 = text[..text.len() - 1].parse().ok()?;
+    number.checked_mul(seconds).map(Duration::from_secs)
 }

@@ -81,7 +81,7 @@ fn code(is_complete: bool) -> ExitCode {
 async fn name_pauses(inbox: &Inbox) -> anyhow::Result<()> {
     for pause in inbox.stats().await?.pauses {
         let (name, of) = match pause.of {
-            Scope::Everything => ("everything".to_owned(), String::new()),
+            Scope::Everything => ("everything".to_owned(), " --all".to_owned()),
             of => (of.to_string(), format!(" {of}")),
         };
         eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");

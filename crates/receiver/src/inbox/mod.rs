@@ -208,11 +208,13 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
         Command::Continue { number } => return go_on(inbox, number).await,
         Command::Cancel { number } => return cancel(inbox, number).await,
         Command::Forget { chat, yes, .. } => return forget(inbox, chat, yes).await,
-        Command::Pause { of, note } => {
+        Command::Pause { what, note } => {
+            let of = what.scope();
             inbox.pause(of.clone(), &note).await?;
             said("paused", &of);
         }
-        Command::Resume { of } => {
+        Command::Resume { what } => {
+            let of = what.scope();
             inbox.resume(of.clone()).await?;
             said("resumed", &of);
             for pause in inbox.stats().await?.pauses {

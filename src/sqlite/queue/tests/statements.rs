@@ -195,6 +195,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 body: Some("chat-3".to_owned()),
                 ..of(&[])
             },
+            Filter {
+                changed_by: Some(1),
+                ..of(&[])
+            },
             Filter::failed(Some(SystemTime::UNIX_EPOCH), None),
         ];
         queue.blocked_lanes(None, None, 3).await.unwrap();
