@@ -1,6 +1,6 @@
 //! Pages on more than one item.
 //!
-//! - **Tutorial**: [`getting_started`]
+//! - **Tutorial**: [`getting_started`], and answers to common [`questions`]
 //! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
 //! - **Operations**: [`production`], [`scaling`], [`troubleshooting`] with the alerts
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
@@ -42,6 +42,7 @@ page!(inbox, "inbox.md");
 page!(metrics, "metrics.md");
 page!(platform, "platform.md");
 page!(production, "production.md");
+page!(questions, "questions.md");
 page!(recipes, "recipes.md");
 page!(responses, "responses.md");
 page!(scaling, "scaling.md");
