@@ -254,7 +254,9 @@ fn readme_begins_with_a_program_and_is_short() {
 /// What was measured is not in it.
 #[test]
 fn how_to_measure_is_said_in_1_500_words() {
-    let words = read(&root().join("benches/README.md")).split_whitespace().count();
+    let words = read(&root().join("benches/README.md"))
+        .split_whitespace()
+        .count();
     assert!(words <= 1_500, "{words} words");
 }
 
