@@ -263,7 +263,9 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
             @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
             " " (reason)
         }
-        ". If the sender sent them, they count as failures of its webhooks, and they are lost unless it sends them again: "
+        ". If the sender sent them, they count as failures of its webhooks"
+        @if let Some(limit) = spent.limit { " (after " (limit) " in an hour, it disables one)" }
+        ", and they are lost unless it sends them again: "
         "compare the secret of the webhook at the sender with the receiver's."
         @if !others.is_empty() { " Also at " (names(others.iter().map(|it| it.route.to_string()))) "." }
     };
