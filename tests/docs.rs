@@ -348,16 +348,8 @@ fn row_of(profile: &Value) -> String {
         of_items(place(key, ", else "), "none"),
         of_items(place(&profile["kind"], ", else "), &format!("`{name}`")),
         time,
-        if differ {
-            "different events"
-        } else {
-            "one event"
-        }
-        .to_owned(),
-        match profile["as-documented"] == true {
-            true => "as documented".to_owned(),
-            false => text(&profile["judge"]),
-        },
+        if differ { "different events" } else { "" }.to_owned(),
+        text(&profile["judge"]),
         text(&profile["about"]),
     ];
     format!("| {} |\n", cells.join(" | "))

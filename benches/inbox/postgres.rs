@@ -1,4 +1,5 @@
-//! Measures receivers with an inbox in PostgreSQL: two processes with 64 callers together.
+//! Measures receivers with an inbox in PostgreSQL: two processes with 64 callers together, with one server, and with one
+//! server each, as if chats were divided.
 
 use std::fs;
 use std::thread;
@@ -44,35 +45,46 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     // All of them where there is time: the server needs a core more than a receiver does.
     let cores = Cores::allowed()?;
     let server = PostgresServer::start();
-    let start = |what: &str| -> Result<Vec<Receiver>> {
-        (0..PROCESSES)
-            .map(|_| Receiver::start(what, &cores))
+    let second = PostgresServer::start();
+    let start = |what: [&str; PROCESSES]| -> Result<Vec<Receiver>> {
+        what.into_iter()
+            .map(|what| Receiver::start(what, &cores))
             .collect()
     };
-    let bare = start("bare")?;
-    let receivers = start(&format!("handle:{concurrency}:{}", server.url()))?;
+    let handle = |server: &PostgresServer| format!("handle:{concurrency}:{}", server.url());
+    let bare = start(["bare"; PROCESSES])?;
+    let receivers = start([&*handle(&server); PROCESSES])?;
+    let divided = start([&*handle(&server), &*handle(&second)])?;
     let deliveries = Deliveries::of_chats(CHATS);
+    let of_divided = Deliveries::of_chats(CHATS);
     let (mut bares, mut rounds, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    let mut apart = Vec::new();
+    let (one, two) = ([server.pid()], [server.pid(), second.pid()]);
     postgres_floor::create(&server.url())?;
     for _ in 0..effort.rounds {
         let unique = Deliveries::of_chats(CHATS);
-        bares.push(measure(effort, &bare, &unique, server.pid())?);
-        rounds.push(measure(effort, &receivers, &deliveries, server.pid())?);
+        bares.push(measure(effort, &bare, &unique, &one)?);
+        rounds.push(measure(effort, &receivers, &deliveries, &one)?);
+        apart.push(measure(effort, &divided, &of_divided, &two)?);
         floors.push(postgres_floor::measure(
             effort,
             &server.url(),
             server.pid(),
         )?);
     }
-    let mut handled = 0;
-    for receiver in &receivers {
-        handled += receiver.settle()?.1;
+    for (receivers, sent) in [
+        (&receivers, deliveries.sent()),
+        (&divided, of_divided.sent()),
+    ] {
+        let mut handled = 0;
+        for receiver in receivers {
+            handled += receiver.settle()?.1;
+        }
+        ensure!(
+            handled == sent,
+            "{sent} events were sent, {handled} handled"
+        );
     }
-    let sent = deliveries.sent();
-    ensure!(
-        handled == sent,
-        "{sent} events were sent, {handled} handled"
-    );
 
     let mut table = Table::new([
         "",
@@ -82,7 +94,11 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
         "CPU µs",
         "server's CPU µs",
     ]);
-    for (name, measured) in [("bare axum", &bares), ("postgres, handled", &rounds)] {
+    for (name, measured) in [
+        ("bare axum", &bares),
+        ("postgres, handled", &rounds),
+        ("two servers, handled", &apart),
+    ] {
         let spread =
             |what: fn(&Round) -> f64, digits| Spread::of(measured.iter().map(what)).show(digits);
         let ratio = measured
@@ -112,6 +128,7 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     verdicts.add(what, AtLeast(8_000.0), rate, 0);
     bare.into_iter()
         .chain(receivers)
+        .chain(divided)
         .try_for_each(Receiver::stop)
 }
 
@@ -119,7 +136,7 @@ fn measure(
     effort: &Effort,
     receivers: &[Receiver],
     deliveries: &Deliveries,
-    server: u32,
+    servers: &[u32],
 ) -> Result<Round> {
     let mut loads = receivers
         .iter()
@@ -133,7 +150,13 @@ fn measure(
             .map(Receiver::cpu)
             .sum::<Result<Duration>>()
     };
-    let (before, server_before) = (cpu()?, server_cpu(server)?);
+    let server_cpu = || {
+        servers
+            .iter()
+            .map(|it| server_cpu(*it))
+            .sum::<Result<Duration>>()
+    };
+    let (before, server_before) = (cpu()?, server_cpu()?);
     let began = Instant::now();
     let latencies = run_all(&mut loads, deliveries, effort.time)?;
     settle(receivers)?;
@@ -144,7 +167,7 @@ fn measure(
         rate: answers / time.as_secs_f64(),
         p50: latencies.get(latencies.len() / 2).copied().unwrap_or(0) as f64 / 1e3,
         cpu: each(cpu()? - before),
-        server_cpu: each(server_cpu(server)?.saturating_sub(server_before)),
+        server_cpu: each(server_cpu()?.saturating_sub(server_before)),
     })
 }
 

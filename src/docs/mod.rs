@@ -2,7 +2,7 @@
 //!
 //! - **Tutorial**: [`getting_started`]
 //! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
-//! - **Operations**: [`production`], [`troubleshooting`] with the alerts
+//! - **Operations**: [`production`], [`scaling`], [`troubleshooting`] with the alerts
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
 
 /// A page from a file beside this one. Its links have labels, which each page defines for readers of the
@@ -44,6 +44,7 @@ page!(platform, "platform.md");
 page!(production, "production.md");
 page!(recipes, "recipes.md");
 page!(responses, "responses.md");
+page!(scaling, "scaling.md");
 page!(senders, "senders.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");

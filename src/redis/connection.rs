@@ -1,4 +1,4 @@
-//! The connection that all operations of a runtime share.
+//! The connection to one server that all operations of a runtime share.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,17 +8,16 @@ use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
-};
+use redis::{AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult};
 use tokio::runtime::{self, Handle};
 use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
-use super::error::{is_answer, is_cut_off, store_error};
+use super::call::Request;
+use super::error::{is_answer, is_cut_off};
+use super::sentinel::Sentinels;
 use crate::lock::lock;
-use crate::store::StoreError;
 
 /// A server that does not accept a connection in this time is unavailable.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
@@ -32,7 +31,7 @@ const RESPONSE_LIMIT: Duration = Duration::from_millis(1500);
 const GIVEN_UP: Duration = Duration::from_millis(250);
 
 /// After an attempt to connect has failed, there is no other one for this long.
-const PAUSE: Duration = Duration::from_millis(100);
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
 /// How often a new connection is made to see whether the address leads to another server, while the current
 /// one reports that it is cut off.
@@ -45,8 +44,41 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary
 /// forever; nor does it try again once the server has refused a password.
 pub(super) struct Connection {
-    client: Client,
+    target: Target,
     links: SyncMutex<HashMap<runtime::Id, OfRuntime>>,
+}
+
+/// Where a connection leads.
+#[derive(Clone)]
+pub(super) enum Target {
+    Server(Client),
+    /// To the server that they call the primary when it is made.
+    Primary(Arc<Sentinels>),
+}
+
+impl Target {
+    async fn client(&self) -> RedisResult<Client> {
+        match self {
+            Self::Server(client) => Ok(client.clone()),
+            Self::Primary(sentinels) => sentinels
+                .primary()
+                .await?
+                .ok_or_else(|| io::Error::other("the sentinels are replacing the primary").into()),
+        }
+    }
+
+    async fn connect(&self) -> RedisResult<Line> {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(RESPONSE_LIMIT));
+        let client = self.client().await?;
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        Ok(Line::new(connecting.await?, address(&client)))
+    }
+}
+
+fn address(client: &Client) -> String {
+    client.get_connection_info().addr().to_string()
 }
 
 struct OfRuntime {
@@ -89,19 +121,15 @@ impl Link {
         }
     }
 
-    async fn connect(&mut self, client: &Client) -> RedisResult<Arc<Line>> {
+    async fn connect(&mut self, target: &Target) -> RedisResult<Arc<Line>> {
         // Another caller may have connected, or failed, while this one waited for the lock.
         if let Some(known) = self.known() {
             return known;
         }
         self.current = None;
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(RESPONSE_LIMIT));
-        let connecting = client.get_multiplexed_async_connection_with_config(&config);
-        match connecting.await {
-            Ok(connection) => {
-                let line = Arc::new(Line::new(connection));
+        match target.connect().await {
+            Ok(line) => {
+                let line = Arc::new(line);
                 self.current = Some(Arc::clone(&line));
                 Ok(line)
             }
@@ -116,17 +144,22 @@ impl Link {
 /// A connection, and whether it is sound.
 struct Line {
     connection: MultiplexedConnection,
+    address: String,
     made: Instant,
+    /// When the sentinels were last asked whether this is the primary.
+    checked: SyncMutex<Instant>,
     lost: AtomicBool,
     /// Since when calls have been given up, without an answer to any.
     silent_since: SyncMutex<Option<Instant>>,
 }
 
 impl Line {
-    fn new(connection: MultiplexedConnection) -> Self {
+    fn new(connection: MultiplexedConnection, address: String) -> Self {
         Self {
             connection,
+            address,
             made: Instant::now(),
+            checked: SyncMutex::new(Instant::now()),
             lost: AtomicBool::new(false),
             silent_since: SyncMutex::new(None),
         }
@@ -176,16 +209,19 @@ impl Drop for Waiting<'_> {
 }
 
 impl Connection {
-    pub(super) fn new(client: Client) -> Self {
+    pub(super) fn new(target: Target) -> Self {
         Self {
-            client,
+            target,
             links: SyncMutex::default(),
         }
     }
 
     /// Where the server is, without its password.
     pub(super) fn address(&self) -> String {
-        self.client.get_connection_info().addr().to_string()
+        match &self.target {
+            Target::Server(client) => address(client),
+            Target::Primary(sentinels) => sentinels.address(),
+        }
     }
 
     /// The connection, to be used without its bookkeeping.
@@ -203,8 +239,8 @@ impl Connection {
         if let Some(known) = link.lock().await.known() {
             return known;
         }
-        let client = self.client.clone();
-        let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
+        let target = self.target.clone();
+        let connecting = tokio::spawn(async move { link.lock().await.connect(&target).await });
         match connecting.await.map_err(JoinError::try_into_panic) {
             Ok(connected) => connected,
             // The caller sees the panic as if it had connected itself.
@@ -225,18 +261,21 @@ impl Connection {
         Arc::clone(&new.or_insert_with(|| OfRuntime::new(runtime)).link)
     }
 
-    /// Calls a script; once more, if that does no harm, when the server turns out to have closed the
+    /// Sends a request; once more, if that does no harm, when the server turns out to have closed the
     /// connection, as it does with idle ones.
-    pub(super) async fn invoke<T: FromRedisValue>(
+    pub(super) async fn ask<T: FromRedisValue>(
         &self,
-        call: &ScriptInvocation<'_>,
+        request: &Request<'_>,
         repeatable: bool,
-    ) -> Result<T, StoreError> {
+    ) -> RedisResult<T> {
         let mut repeatable = repeatable;
         loop {
-            let line = self.link().await.map_err(store_error)?;
+            let line = self.link().await?;
+            if let Target::Primary(sentinels) = &self.target {
+                check_again(sentinels, &line);
+            }
             let waiting = Waiting::on(&line);
-            let answer = call.invoke_async(&mut line.connection.clone()).await;
+            let answer = request.send(line.connection.clone()).await;
             waiting.end();
             let error = match answer {
                 Ok(answer) => return Ok(answer),
@@ -248,10 +287,30 @@ impl Connection {
                 line.lose();
             }
             if !repeatable || !error.is_connection_dropped() {
-                return Err(store_error(error));
+                return Err(error);
             }
             // Once: a server that closes every connection would otherwise be asked in a loop.
             repeatable = false;
         }
     }
+}
+
+/// Asks the sentinels now and then, beside the calls, whether the server is still the primary. A former one that is back
+/// calls itself so until a sentinel has noticed, and loses what it has recorded until then.
+fn check_again(sentinels: &Arc<Sentinels>, line: &Arc<Line>) {
+    {
+        let mut checked = lock(&line.checked);
+        if checked.elapsed() < LOOK_AGAIN {
+            return;
+        }
+        *checked = Instant::now();
+    }
+    let (sentinels, line) = (Arc::clone(sentinels), Arc::clone(line));
+    tokio::spawn(async move {
+        if let Ok(primary) = sentinels.primary().await
+            && primary.is_none_or(|it| address(&it) != line.address)
+        {
+            line.lose();
+        }
+    });
 }

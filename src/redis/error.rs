@@ -20,11 +20,7 @@ pub(super) fn is_answer(error: &RedisError) -> bool {
 
 /// Whether the error comes from a server that may not be the primary any more.
 pub(super) fn is_cut_off(error: &RedisError) -> bool {
-    let code = error.code();
-    matches!(
-        code,
-        Some("NOREPLICAS" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN")
-    )
+    matches!(error.code(), Some("NOREPLICAS" | "MASTERDOWN"))
 }
 
 pub(super) fn is_unauthenticated(error: &RedisError) -> bool {
@@ -75,13 +71,31 @@ pub(super) enum ServerError {
     Evicts {
         policy: String,
     },
-    /// The server is one of several that divide the keys of a cluster.
-    Sharded {
-        size: String,
+    /// The server at the address is a sentinel, and knows a primary by this name.
+    Sentinel {
+        at: String,
+        name: String,
+    },
+    /// The servers at the addresses are no sentinels.
+    NoSentinel(String, RedisError),
+    /// The URL names several servers, of which the one at the address is not part of a cluster.
+    NoCluster(String),
+    /// The cluster of the server at the address has servers for this many slots only.
+    Uncovered {
+        at: String,
+        slots: u16,
     },
 }
 
 impl ServerError {
+    pub(super) fn from_url(source: RedisError) -> Self {
+        // The crate reports this only in its text.
+        match source.to_string().contains("TLS") {
+            true => Self::NoTls(source),
+            false => Self::InvalidUrl(source),
+        }
+    }
+
     pub(super) fn from_redis(address: String, source: RedisError) -> Self {
         if is_unauthenticated(&source) {
             Self::Unauthenticated(address, source)
@@ -92,6 +106,19 @@ impl ServerError {
         }
     }
 
+    /// The same, of what the sentinels of the URL led to.
+    pub(super) fn behind_sentinels(self) -> Self {
+        match self {
+            Self::Failed(at, source)
+                if is_forbidden(&source)
+                    && source.detail().is_some_and(|it| it.contains("SENTINEL")) =>
+            {
+                Self::NoSentinel(at, source)
+            }
+            other => other,
+        }
+    }
+
     fn kind(&self) -> OpenErrorKind {
         match self {
             Self::InvalidUrl(_) => OpenErrorKind::InvalidUrl,
@@ -99,9 +126,13 @@ impl ServerError {
             Self::Unauthenticated(..) => OpenErrorKind::Denied,
             Self::Failed(_, error) if is_forbidden(error) => OpenErrorKind::Denied,
             Self::Unreachable(..) | Self::Failed(..) => OpenErrorKind::Unavailable,
-            Self::TooOld { .. } | Self::Replica | Self::Evicts { .. } | Self::Sharded { .. } => {
-                OpenErrorKind::Unsuitable
-            }
+            Self::TooOld { .. }
+            | Self::Replica
+            | Self::Evicts { .. }
+            | Self::Sentinel { .. }
+            | Self::NoSentinel(..)
+            | Self::NoCluster(_)
+            | Self::Uncovered { .. } => OpenErrorKind::Unsuitable,
         }
     }
 }
@@ -115,7 +146,7 @@ impl From<ServerError> for OpenError {
 errors! {
     ServerError {
         Self::InvalidUrl(source) => "the URL is not the URL of a Redis server: write it as \
-            `redis://USER:PASSWORD@HOST:PORT/DATABASE`" => cause(source);
+            `redis://USER:PASSWORD@HOST:PORT/DATABASE`, or `redis+sentinel://HOST:PORT,HOST:PORT/NAME`" => cause(source);
         Self::NoTls(source) => "the URL asks for TLS, which is not compiled in: add the `redis` crate with its feature \
             `tokio-rustls-comp` or `tokio-native-tls-comp` to your dependencies, as the documentation of `RedisStore` \
             shows" => cause(source);
@@ -129,8 +160,16 @@ errors! {
         Self::Replica => "the Redis server is a replica, which cannot record anything: use the URL of its primary";
         Self::Evicts { policy } => "the Redis server's `maxmemory-policy` is `{policy}`, so it may forget an event \
             before its time, which is then handled again: set it to `noeviction`, or use a server of its own";
-        Self::Sharded { size } => "the Redis server is one of {size} that divide the keys of a cluster, and the store \
-            talks to one only: use a server that has all keys";
+        Self::Sentinel { at, name } => "the server at {at} is a sentinel, which only knows where the primary is: write \
+            `redis+sentinel://{at}/{name}`, with the addresses of all sentinels";
+        Self::NoSentinel(at, source) => "the URL names {at}, and no sentinel is there: give the addresses of sentinels, whose \
+            port is 26379 unless it was changed" => cause(source);
+        Self::NoCluster(at) => "the URL names several servers, and the one at {at} is not part of a cluster: name the \
+            primary only, or its sentinels as `redis+sentinel://HOST:26379,HOST:26379/NAME`";
+        Self::Uncovered { at, slots: 0 } => "the Redis server at {at} belongs to a cluster whose slots it does not know: \
+            let it join the cluster, or give it slots";
+        Self::Uncovered { at, slots } => "the Redis server at {at} knows who has {slots} of the 16384 slots of its cluster: \
+            give the others to a server, because events whose keys are there cannot be recorded";
     }
 }
 

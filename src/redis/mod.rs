@@ -1,17 +1,25 @@
-//! The Redis store: one script for each operation, on one shared connection.
+//! The Redis store: one script for each operation, on a connection that all operations share.
 
+mod call;
+mod cluster;
 mod connection;
 mod error;
 mod scripts;
+mod sentinel;
 mod server;
+mod slots;
+mod url;
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Script, ScriptInvocation};
+use redis::{FromRedisValue, Script};
 
+use self::call::{Call, Request};
+use self::cluster::Cluster;
 use self::connection::Connection;
+use self::error::store_error;
 use self::scripts::Scripts;
 use crate::config::ConfigError;
 use crate::store::{
@@ -19,7 +27,7 @@ use crate::store::{
     StoreErrorKind,
 };
 
-/// Remembers keys on a Redis or Valkey server: for receivers on several machines.
+/// Remembers keys in Redis or Valkey, on a server, in a cluster, or behind sentinels: for receivers on several machines.
 ///
 /// Among all receivers that use the server with the same prefix, one run at a time has a key, and none after a
 /// success, for as long as the server has the record: see its [persistence, requirements and
@@ -31,7 +39,7 @@ use crate::store::{
 /// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a
 /// [`store_timeout`](crate::Webhooks::store_timeout) above that has no effect. With a shorter one, a
 /// connection is replaced that was silent for 250 ms when an operation ran out of time. The operations of a runtime
-/// share one connection. Leases and retentions end after 30 years.
+/// share one connection to each server. Leases and retentions end after 30 years.
 ///
 /// # TLS
 ///
@@ -58,7 +66,7 @@ use crate::store::{
 /// # }
 /// ```
 ///
-/// Clones share their connections, of which each runtime has one.
+/// Clones share their connections, of which each runtime has one to each server.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Connected>,
@@ -66,16 +74,48 @@ pub struct RedisStore {
 }
 
 struct Connected {
-    connection: Connection,
+    servers: Servers,
     scripts: Scripts,
 }
 
+enum Servers {
+    /// All keys are on one server at a time.
+    One(Box<Connection>),
+    Cluster(Arc<Cluster>),
+}
+
+impl Servers {
+    fn address(&self) -> String {
+        match self {
+            Self::One(connection) => connection.address(),
+            Self::Cluster(cluster) => cluster.address(),
+        }
+    }
+
+    async fn invoke<T: FromRedisValue>(
+        &self,
+        call: &Call<'_>,
+        repeatable: bool,
+    ) -> Result<T, StoreError> {
+        let answer = match self {
+            Self::One(connection) => connection.ask(&Request::Call(call), repeatable).await,
+            Self::Cluster(cluster) => cluster.invoke(call, repeatable).await,
+        };
+        answer.map_err(store_error)
+    }
+}
+
 impl RedisStore {
-    /// Connects to the server at `url`, and checks that it can keep the store's promises.
+    /// Connects to the servers at `url`, and checks that they can keep the store's promises.
     ///
     /// A URL is `redis://HOST:PORT/DATABASE`, with `USER:PASSWORD@` before the host where the server
     /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) needs a
     /// feature of the `redis` crate: see [above](Self#tls).
+    ///
+    /// For a cluster, name one of its servers, its configuration endpoint, or several servers
+    /// (`redis://HOST:PORT,HOST:PORT`): the store finds the others. For a primary behind sentinels, name these, and what
+    /// they call the primary: `redis+sentinel://HOST:PORT,HOST:PORT/NAME/DATABASE`. User, password and TLS
+    /// (`rediss+sentinel://`) are for all; a sentinel that asks for no password gets none.
     ///
     /// Afterwards the store reconnects whenever it has to.
     ///
@@ -84,14 +124,10 @@ impl RedisStore {
     /// When the URL is wrong, the server cannot be reached or denies access, or it cannot keep the store's
     /// promises. [`OpenError::kind`] distinguishes these, and the error says what to do.
     pub async fn open(url: &str) -> Result<Self, OpenError> {
-        let connection = Connection::new(server::client(url)?);
         let scripts = Scripts::new();
-        server::check(&connection, &scripts).await?;
+        let servers = server::open(url, &scripts).await?;
         Ok(Self {
-            shared: Arc::new(Connected {
-                connection,
-                scripts,
-            }),
+            shared: Arc::new(Connected { servers, scripts }),
             prefix: "webhook:".into(),
         })
     }
@@ -124,18 +160,14 @@ impl RedisStore {
     }
 
     /// The script's call on the key of `id`, which is the prefix and 16 bytes.
-    fn call<'a>(&self, script: &'a Script, id: &EventKey) -> ScriptInvocation<'a> {
-        script.key([self.prefix.as_bytes(), &id.key().to_be_bytes()].concat())
+    fn call<'a>(&self, script: &'a Script, id: &EventKey) -> Call<'a> {
+        let key = [self.prefix.as_bytes(), &id.key().to_be_bytes()].concat();
+        Call::new(script, key)
     }
 
     /// Calls a script that settles or renews a lease, and reports whether the lease was valid.
-    async fn settle(
-        &self,
-        call: &ScriptInvocation<'_>,
-        repeatable: bool,
-    ) -> Result<(), SettleError> {
-        let connection = &self.shared.connection;
-        match connection.invoke(call, repeatable).await? {
+    async fn settle(&self, call: &Call<'_>, repeatable: bool) -> Result<(), SettleError> {
+        match self.shared.servers.invoke(call, repeatable).await? {
             true => Ok(()),
             false => Err(SettleError::LeaseExpired),
         }
@@ -144,7 +176,7 @@ impl RedisStore {
 
 partial_debug!(
     RedisStore,
-    |it| address = it.shared.connection.address(),
+    |it| address = it.shared.servers.address(),
     prefix = it.prefix
 );
 
@@ -163,13 +195,11 @@ impl Store for RedisStore {
             .map_err(|error| StoreError::new(StoreErrorKind::Unavailable, error))?;
         let fence = Fence(u128::from_be_bytes(fence));
 
-        let mut call = self.call(&self.shared.scripts.claim, id);
-        call.arg(hex(fence))
-            .arg(fingerprint(id))
-            .arg(micros(lease))
-            .arg(micros(retain));
+        let call = self.call(&self.shared.scripts.claim, id);
+        let call = call.arg(hex(fence)).arg(fingerprint(id));
+        let call = call.arg(micros(lease)).arg(micros(retain));
         // Repeatable: by the fence, the script recognises a claim that the first try has made.
-        let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
+        let found: Vec<u64> = self.shared.servers.invoke(&call, true).await?;
         match found[..] {
             [FREE, attempt] => Ok(Claim::Acquired(Lease::new(*id, fence, nth(attempt)?))),
             [IN_FLIGHT, remaining, same_body] => Ok(Claim::InFlight {
@@ -185,7 +215,7 @@ impl Store for RedisStore {
 
     async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let call = self.call(&self.shared.scripts.peek, id);
-        let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
+        let found: Vec<u64> = self.shared.servers.invoke(&call, true).await?;
         match found[..] {
             [FREE] => Ok(KeyState::Free),
             [IN_FLIGHT, remaining] => Ok(KeyState::InFlight {
@@ -197,21 +227,21 @@ impl Store for RedisStore {
     }
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
-        let mut call = self.call(&self.shared.scripts.renew, lease.id());
-        call.arg(hex(lease.fence())).arg(micros(extend));
+        let call = self.call(&self.shared.scripts.renew, lease.id());
+        let call = call.arg(hex(lease.fence())).arg(micros(extend));
         self.settle(&call, true).await
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        let mut call = self.call(&self.shared.scripts.complete, lease.id());
-        call.arg(hex(lease.fence())).arg(micros(retain));
+        let call = self.call(&self.shared.scripts.complete, lease.id());
+        let call = call.arg(hex(lease.fence())).arg(micros(retain));
         // Not repeatable: if the first try has completed the key, the second one would report a lost lease.
         self.settle(&call, false).await
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
-        let mut call = self.call(&self.shared.scripts.release, lease.id());
-        call.arg(hex(lease.fence()));
+        let call = self.call(&self.shared.scripts.release, lease.id());
+        let call = call.arg(hex(lease.fence()));
         // The second try may find that the first had released it.
         self.settle(&call, true).await
     }

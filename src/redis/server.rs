@@ -1,44 +1,124 @@
 //! Which servers the store works with, as far as they report it when it connects.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::io::tcp::TcpSettings;
-use redis::{Client, IntoConnectionInfo, RedisError, RedisResult};
+use redis::{ConnectionInfo, RedisError, RedisResult};
 
-use super::connection::Connection;
+use super::Servers;
+use super::cluster::{Cluster, Member, View};
+use super::connection::{Connection, Target};
 use super::error::{ServerError, is_forbidden};
 use super::scripts::Scripts;
+use super::sentinel::Sentinels;
+use super::slots::{SLOTS, fields};
+use super::url::{Named, addresses};
 use crate::store::OpenError;
 
-/// Checks that the server can keep the store's promises, as far as it reports, and loads the scripts.
-pub(super) async fn check(connection: &Connection, scripts: &Scripts) -> Result<(), OpenError> {
-    let refused = |error: RedisError| ServerError::from_redis(connection.address(), error);
-
-    let mut line = connection.connect().await.map_err(refused)?;
-    let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut line).await;
-    let info = match info {
-        Ok(info) => info,
-        // What is missing then is warned of below.
-        Err(error) if is_forbidden(&error) => String::new(),
-        Err(error) => return Err(refused(error).into()),
-    };
-    let info = Info::parse(&info);
-    info.check()?;
-    if info.is_cluster() {
-        let cluster: RedisResult<String> = redis::cmd("CLUSTER")
-            .arg("INFO")
-            .query_async(&mut line)
-            .await;
-        match cluster {
-            Ok(cluster) => Info::parse(&cluster).check_cluster()?,
-            Err(error) if is_forbidden(&error) => tracing::warn!(
-                "the Redis server does not report how many servers its cluster has: make sure that \
-                 this one has all keys, because events whose keys are elsewhere are answered with 503"
-            ),
-            Err(error) => return Err(refused(error).into()),
+/// Connects to what the URL names, checks that it can keep the store's promises, as far as it reports, and loads the
+/// scripts.
+pub(super) async fn open(url: &str, scripts: &Scripts) -> Result<Servers, OpenError> {
+    let Named { servers, primary } = Named::parse(url).map_err(ServerError::from_url)?;
+    if let Some(primary) = primary {
+        let sentinels = Sentinels::new(servers, primary).map_err(ServerError::from_url)?;
+        let connection = Connection::new(Target::Primary(Arc::new(sentinels)));
+        let report = Report::of(&connection).await;
+        let report = report.map_err(ServerError::behind_sentinels)?;
+        check(&connection, report, scripts).await?;
+        return Ok(Servers::One(connection.into()));
+    }
+    let mut refused = None;
+    for server in &servers {
+        match first_contact(server).await {
+            Ok(Contact::Single(connection, report)) if servers.len() == 1 => {
+                check(&connection, report, scripts).await?;
+                return Ok(Servers::One(connection));
+            }
+            Ok(Contact::Single(connection, _)) => {
+                return Err(ServerError::NoCluster(connection.address()).into());
+            }
+            Ok(Contact::Cluster(view)) => {
+                let at = addresses(&servers);
+                let cluster = Cluster::new(servers, view);
+                let cluster = cluster.map_err(|error| ServerError::from_redis(at, error))?;
+                check_all(&cluster, scripts).await?;
+                return Ok(Servers::Cluster(Arc::new(cluster)));
+            }
+            Err(error) => refused = Some(error),
         }
     }
+    // A URL without a host is invalid, so one was asked.
+    Err(refused.unwrap_or(ServerError::Replica).into())
+}
+
+enum Contact {
+    Single(Box<Connection>, Report),
+    Cluster(View),
+}
+
+/// Finds out what the server is.
+async fn first_contact(server: &ConnectionInfo) -> Result<Contact, ServerError> {
+    let member = Member::new(server.clone()).map_err(ServerError::from_url)?;
+    let report = Report::of(&member.connection).await?;
+    let info = report.info();
+    if let Some(name) = info.sentinel_of() {
+        let at = member.connection.address();
+        return Err(ServerError::Sentinel { at, name });
+    }
+    let is_cluster = info.is_cluster();
+    if is_cluster == Some(false) {
+        return Ok(Contact::Single(member.connection.into(), report));
+    }
+    let view = match member.view().await {
+        Ok(view) => view,
+        // A single server refuses to answer.
+        Err(_) if is_cluster.is_none() => {
+            return Ok(Contact::Single(member.connection.into(), report));
+        }
+        Err(error) => return Err(ServerError::from_redis(member.connection.address(), error)),
+    };
+    let slots = view.ranges.iter().map(|range| range.last - range.first + 1);
+    match slots.sum() {
+        SLOTS => Ok(Contact::Cluster(view)),
+        slots => Err(ServerError::Uncovered {
+            at: member.connection.address(),
+            slots,
+        }),
+    }
+}
+
+/// Checks each server that has keys. One that is away just now, as in a failover, stops only its own keys.
+async fn check_all(cluster: &Cluster, scripts: &Scripts) -> Result<(), ServerError> {
+    for primary in cluster.primaries() {
+        let connection = &primary.connection;
+        let checked = match Report::of(connection).await {
+            Ok(report) => check(connection, report, scripts).await,
+            Err(error) => Err(error),
+        };
+        match checked {
+            Err(error @ ServerError::Unreachable(..)) => tracing::warn!(
+                error = %crate::error::Chain(&error),
+                "a server of the Redis cluster was not checked, and events whose keys it has are answered with 503"
+            ),
+            // It was the primary, and the cluster has not told the others yet.
+            Err(ServerError::Replica) | Ok(()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn check(
+    connection: &Connection,
+    report: Report,
+    scripts: &Scripts,
+) -> Result<(), ServerError> {
+    let refused = |error: RedisError| ServerError::from_redis(connection.address(), error);
+
+    let info = report.info();
+    info.check()?;
+    let mut line = connection.connect().await.map_err(refused)?;
     if info.has_no_log() {
         warn_if_nothing_is_saved(&mut line).await.map_err(refused)?;
     }
@@ -68,32 +148,31 @@ async fn warn_if_nothing_is_saved(line: &mut MultiplexedConnection) -> RedisResu
     Ok(())
 }
 
-pub(super) fn client(url: &str) -> Result<Client, OpenError> {
-    let bad_url = |source: RedisError| {
-        // The crate reports this only in its text.
-        match source.to_string().contains("TLS") {
-            true => ServerError::NoTls(source),
-            false => ServerError::InvalidUrl(source),
+/// The text in which a server reports about itself: nothing, if the user may not ask.
+struct Report(String);
+
+impl Report {
+    async fn of(connection: &Connection) -> Result<Self, ServerError> {
+        let refused = |error: RedisError| ServerError::from_redis(connection.address(), error);
+        let mut line = connection.connect().await.map_err(refused)?;
+        let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut line).await;
+        match info {
+            Ok(info) => Ok(Self(info)),
+            // What is missing then is warned of later.
+            Err(error) if is_forbidden(&error) => Ok(Self(String::new())),
+            Err(error) => Err(refused(error)),
         }
-    };
-    let info = url.into_connection_info().map_err(bad_url)?;
-    // Each operation is a small write that is waited for.
-    let info = info.set_tcp_settings(TcpSettings::default().set_nodelay(true));
-    Ok(Client::open(info).map_err(bad_url)?)
-}
-
-/// What the server reports about itself.
-struct Info<'a>(HashMap<&'a str, &'a str>);
-
-impl<'a> Info<'a> {
-    fn parse(info: &'a str) -> Self {
-        Self(
-            info.lines()
-                .filter_map(|line| line.trim_end().split_once(':'))
-                .collect(),
-        )
     }
 
+    fn info(&self) -> Info<'_> {
+        Info(fields(&self.0))
+    }
+}
+
+/// What a server reports about itself.
+struct Info<'a>(HashMap<&'a str, &'a str>);
+
+impl Info<'_> {
     fn check(&self) -> Result<(), ServerError> {
         // Valkey reports here the Redis that it is compatible with.
         // A missing field refuses nothing: a user without the right to `INFO` sees none.
@@ -129,18 +208,22 @@ impl<'a> Info<'a> {
         self.0.get("aof_enabled") == Some(&"0")
     }
 
-    fn is_cluster(&self) -> bool {
-        self.0.get("cluster_enabled") == Some(&"1")
+    fn is_cluster(&self) -> Option<bool> {
+        Some(*self.0.get("cluster_enabled")? == "1")
     }
 
-    fn check_cluster(&self) -> Result<(), ServerError> {
-        match self.0.get("cluster_size") {
-            // A cluster of one server has all keys, so it is as good as a single server.
-            Some(&size) if size != "1" => Err(ServerError::Sharded {
-                size: size.to_owned(),
-            }),
-            _ => Ok(()),
+    /// The names of the primaries that it watches, if it is a sentinel.
+    fn sentinel_of(&self) -> Option<String> {
+        if self.0.get("redis_mode") != Some(&"sentinel") {
+            return None;
         }
+        // `master0:name=webhooks,status=ok,…`
+        let watched = self.0.iter().filter(|(key, _)| key.starts_with("master"));
+        let mut names: Vec<&str> = watched
+            .filter_map(|(_, fields)| fields.split(',').next()?.strip_prefix("name="))
+            .collect();
+        names.sort_unstable();
+        Some(names.join("|"))
     }
 }
 
@@ -150,7 +233,7 @@ mod tests {
 
     #[test]
     fn servers_are_judged_by_what_they_report() {
-        let check = |info: &str| Info::parse(info).check();
+        let check = |info: &str| Info(fields(info)).check();
         let redis = "# Server\r\nredis_version:7.0.15\r\n# Replication\r\nrole:master\r\n\
                      # Memory\r\nmaxmemory_policy:noeviction\r\n";
         let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\n\

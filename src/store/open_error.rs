@@ -30,7 +30,7 @@ pub enum OpenErrorKind {
     /// The user lacks a permission, or the password is wrong.
     Denied,
     /// The server or the file system works, but cannot keep what a store promises: it is too old, a
-    /// replica or part of a cluster, evicts keys, or has no locks.
+    /// replica or a sentinel, evicts keys, or has no locks.
     Unsuitable,
     /// The file or schema belongs to another program.
     Foreign,

@@ -25,6 +25,8 @@ mod connections;
 #[cfg(feature = "receiver")]
 mod console;
 #[cfg(feature = "receiver")]
+mod databases;
+#[cfg(feature = "receiver")]
 mod doors;
 #[cfg(feature = "receiver")]
 mod forwards;

@@ -8,8 +8,12 @@ mod batches;
 mod bulk;
 #[cfg(feature = "sqlite")]
 mod counts;
+#[cfg(feature = "redis")]
+mod failovers;
 #[cfg(feature = "sqlite")]
 mod inbox;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod patroni;
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 mod power;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
@@ -19,3 +23,5 @@ mod senders;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod spool;
 mod transactional;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod world;

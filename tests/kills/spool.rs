@@ -11,11 +11,10 @@ use std::fmt;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use axum::extract::State;
 use axum::routing::post;
 use nix::sys::signal::Signal;
 use rusqlite::{Connection, OpenFlags};
@@ -28,24 +27,13 @@ use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{count, execute};
 use support::delivery::SECRET;
-use support::net::{Line, Way, serve, status, whole};
+use support::net::{Line, Way, serve};
 use support::postgres::{Pooler, PostgresServer, Stop};
 use support::program::{Server, example};
 use support::scratch::memory;
 use support::{eventually, eventually_every, lock};
 
-const RECEIVERS: usize = 3;
-const CHATS: usize = 12;
-/// At least, between the answer to an event of a chat and its next event.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Before a request without an answer is sent again.
-const AGAIN: Duration = Duration::from_millis(50);
-/// How long a receiver that lives may take to answer.
-const LIMIT: Duration = Duration::from_secs(5);
-/// For some events of each chat.
-const SOME: Duration = Duration::from_millis(500);
-/// What a receiver logs if the server lacks what it has accepted.
-const LOST: &str = "the queue has lost this event";
+use crate::world::{CHATS, LIMIT, LOST, PAUSE, RECEIVERS, SOME, Seen, Sent, World, handle};
 
 /// What happens to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,112 +191,6 @@ async fn survive(faults: &[Fault]) {
     println!("{number} faults, receivers were killed while {hit:?}");
 }
 
-/// An attempt, in the order in which they began.
-struct Mark {
-    key: String,
-    has_ended: bool,
-}
-
-/// What senders and handlers know.
-struct World {
-    /// Where a receiver is, unless it is about to end, and how often one has.
-    receivers: [Mutex<(Option<SocketAddr>, usize)>; RECEIVERS],
-    marks: Mutex<Vec<Mark>>,
-    /// Whether handlers wait.
-    is_held: AtomicBool,
-    has_ended: AtomicBool,
-    seen: Mutex<Seen>,
-}
-
-#[derive(Default)]
-struct Seen {
-    answers: usize,
-    broken: usize,
-    slowest: Duration,
-    /// Answers but 200, and requests that a living receiver did not answer.
-    unexpected: Vec<String>,
-    last_unexpected: Option<Instant>,
-}
-
-/// An event that was answered with 200.
-struct Sent {
-    key: String,
-    by: usize,
-    /// Whether another receiver may have accepted it, too.
-    had_another: bool,
-}
-
-impl World {
-    /// Sends events of a chat until the round has ended.
-    async fn chat(self: Arc<Self>, round: usize, chat: usize) -> Vec<Sent> {
-        let mut all = Vec::new();
-        while !self.has_ended.load(Ordering::SeqCst) {
-            let key = format!("{round}-{chat}-{}", all.len());
-            all.push(self.deliver(chat, key).await);
-            // With 600 s, ten events a second.
-            sleep(PAUSE.max(away() / 500)).await;
-        }
-        all
-    }
-
-    async fn deliver(&self, chat: usize, key: String) -> Sent {
-        let body = format!(r#"{{"id":"chat-{chat}","text":"{key}"}}"#);
-        let request = whole(&key, &body);
-        let (mut by, mut had_another) = (chat % RECEIVERS, false);
-        loop {
-            let (address, life) = *lock(&self.receivers[by]);
-            if let Some(address) = address {
-                let asked = Instant::now();
-                let answer = timeout(LIMIT, status(address, &request)).await;
-                let mut seen = lock(&self.seen);
-                seen.slowest = seen.slowest.max(asked.elapsed());
-                let mut unexpected = |what: String| {
-                    seen.unexpected.push(what);
-                    seen.last_unexpected = Some(Instant::now());
-                };
-                match answer {
-                    Ok(Ok(200)) => {
-                        seen.answers += 1;
-                        let sent = Sent {
-                            key,
-                            by,
-                            had_another,
-                        };
-                        return sent;
-                    }
-                    Ok(Ok(status)) => {
-                        unexpected(format!("{status} to {key}"));
-                        seen.answers += 1;
-                    }
-                    _ if lock(&self.receivers[by]).1 == life => {
-                        unexpected(format!("no answer to {key}"));
-                    }
-                    _ => seen.broken += 1,
-                }
-                had_another = true;
-            }
-            by = (by + 1) % RECEIVERS;
-            sleep(AGAIN).await;
-        }
-    }
-}
-
-async fn handle(State(world): State<Arc<World>>, line: String) {
-    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
-    let key = line["key"].as_str().unwrap().to_owned();
-    let mark = {
-        let mut marks = lock(&world.marks);
-        let has_ended = false;
-        marks.push(Mark { key, has_ended });
-        marks.len() - 1
-    };
-    sleep(Duration::from_millis(5)).await;
-    while world.is_held.load(Ordering::SeqCst) {
-        sleep(Duration::from_millis(5)).await;
-    }
-    lock(&world.marks)[mark].has_ended = true;
-}
-
 struct Place {
     has_spools: bool,
     /// Of the spools.
@@ -333,13 +215,7 @@ const SETTINGS: [&str; 1] = ["fsync=off"];
 
 impl Place {
     async fn new(has_spools: bool) -> Self {
-        let world = Arc::new(World {
-            receivers: Default::default(),
-            marks: Mutex::default(),
-            is_held: AtomicBool::new(false),
-            has_ended: AtomicBool::new(false),
-            seen: Mutex::default(),
-        });
+        let world = Arc::new(World::default());
         let handler = axum::Router::new().route("/", post(handle));
         let handler = serve(handler.with_state(Arc::clone(&world))).await;
         let server = PostgresServer::start_with(&SETTINGS);
@@ -562,7 +438,11 @@ impl Place {
         self.world.has_ended.store(false, Ordering::SeqCst);
         lock(&self.world.marks).clear();
         *lock(&self.world.seen) = Seen::default();
-        let chat = |chat| tokio::spawn(Arc::clone(&self.world).chat(self.rounds, chat));
+        let chat = |chat| {
+            // With 600 s, ten events a second.
+            let pause = PAUSE.max(away() / 500);
+            tokio::spawn(Arc::clone(&self.world).chat(self.rounds, chat, pause))
+        };
         (0..CHATS).map(chat).collect()
     }
 
@@ -627,39 +507,11 @@ impl Place {
                 round.doubled.push(format!("{key} was stored twice"));
             }
         }
-        let marks = lock(&self.world.marks);
-        // By key, the first and the last attempt.
-        let mut attempts: HashMap<&str, (usize, usize)> = HashMap::new();
-        let mut ended = HashSet::new();
-        for (at, mark) in marks.iter().enumerate() {
-            attempts.entry(&mark.key).or_insert((at, at)).1 = at;
-            if mark.has_ended {
-                ended.insert(&*mark.key);
-            }
-            if settled.get(&mark.key).is_some_and(|known| *known <= at) {
-                let again = format!("{} was handled again after its settlement", mark.key);
-                round.doubled.push(again);
-            }
-        }
-        round.again = marks.len() - attempts.len();
-        for chat in &round.sent {
-            let mut last = [None; RECEIVERS];
-            for sent in chat {
-                let Some((first_attempt, last_attempt)) = attempts.remove(&*sent.key) else {
-                    round.lost.push(sent.key.clone());
-                    continue;
-                };
-                if !ended.contains(&*sent.key) {
-                    round.lost.push(sent.key.clone());
-                }
-                if !sent.had_another && last[sent.by] > Some(first_attempt) {
-                    round.disordered.push(sent.key.clone());
-                }
-                last[sent.by] = last[sent.by].max(Some(last_attempt));
-            }
-        }
-        let never_sent = attempts.keys().map(|key| format!("{key} was never sent"));
-        round.doubled.extend(never_sent);
+        let found = self.world.judge(settled, &round.sent);
+        round.again = found.again;
+        round.lost.extend(found.lost);
+        round.doubled.extend(found.doubled);
+        round.disordered.extend(found.disordered);
     }
 
     async fn standby(&self, mode: Mode) -> Standby {

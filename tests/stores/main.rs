@@ -10,5 +10,7 @@ mod postgres_load;
 mod redis;
 #[cfg(all(feature = "moka", feature = "redis"))]
 mod redis_receivers;
+#[cfg(all(feature = "conformance", feature = "moka", feature = "redis"))]
+mod redis_sets;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;

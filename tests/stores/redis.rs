@@ -373,7 +373,7 @@ async fn server_that_evicts_is_refused() {
 const RIGHTS: &str = "~webhook:* -@all +evalsha +script|load +time +get +set +del";
 
 /// Makes a user with these rights, and returns its URL.
-fn user(server: &RedisServer, rights: &str) -> String {
+fn user_of(server: &RedisServer, rights: &str) -> String {
     let acl = format!("ACL SETUSER webhooks reset on >hunter2 {rights}");
     let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
     assert!(answer.starts_with("+OK"), "{answer}");
@@ -392,28 +392,35 @@ async fn does_everything(store: &RedisStore) {
 #[tokio::test]
 async fn database_needs_the_select_right() {
     let server = RedisServer::start();
-    let url = user(&server, &format!("{RIGHTS} +info")) + "1";
+    let url = user_of(&server, &format!("{RIGHTS} +info")) + "1";
     let error = refused(&url).await;
     assert!(chain(&error).contains("select"), "{}", chain(&error));
 
-    let url = user(&server, &format!("{RIGHTS} +info +select")) + "1";
+    let url = user_of(&server, &format!("{RIGHTS} +info +select")) + "1";
     let logs = Log::capture(Level::DEBUG);
     does_everything(&RedisStore::open(&url).await.unwrap()).await;
     assert_eq!(logs.count(Level::WARN, ""), 0);
 }
 
 #[tokio::test]
-async fn cluster_of_unknown_size_causes_a_warning() {
+async fn cluster_must_say_where_its_keys_are() {
     let server = cluster_of_one().await;
-    let url = user(&server, &format!("{RIGHTS} +info"));
-    let logs = Log::capture(Level::DEBUG);
-    let store = RedisStore::open(&url).await.unwrap();
-    assert_eq!(logs.count(Level::WARN, "cluster"), 1);
-    does_everything(&store).await;
-
-    user(&server, &format!("{RIGHTS} +info +cluster|info"));
-    RedisStore::open(&url).await.unwrap();
-    assert_eq!(logs.count(Level::WARN, ""), 1);
+    for missing in ["slots", "info"] {
+        let user = format!("{RIGHTS} +info +cluster|info +cluster|slots -cluster|{missing}");
+        let error = refused(&user_of(&server, &user)).await;
+        assert_eq!(error.kind(), OpenErrorKind::Denied, "{error:?}");
+        let command = format!("cluster|{missing}");
+        assert!(chain(&error).contains(&command), "{}", chain(&error));
+    }
+    for rights in [
+        "+info +cluster|info +cluster|slots",
+        "+cluster|info +cluster|slots",
+    ] {
+        let url = user_of(&server, &format!("{RIGHTS} {rights}"));
+        let store = RedisStore::open(&url).await.unwrap();
+        does_everything(&store).await;
+        server.command(&["FLUSHALL"]);
+    }
 }
 
 #[test]
@@ -454,7 +461,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
     // A managed server may forbid to ask.
     let server = RedisServer::start_with(&["--save", ""]);
     let logs = Log::capture(Level::DEBUG);
-    let user = user(&server, &format!("{RIGHTS} +info"));
+    let user = user_of(&server, &format!("{RIGHTS} +info"));
     RedisStore::open(&user).await.unwrap();
     assert_eq!(logs.count(Level::WARN, ""), 0);
 }
@@ -462,7 +469,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
 #[tokio::test]
 async fn unknown_eviction_policy_causes_a_warning() {
     let server = RedisServer::start();
-    let url = user(&server, RIGHTS);
+    let url = user_of(&server, RIGHTS);
     let logs = Log::capture(Level::DEBUG);
     let store = RedisStore::open(&url).await.unwrap();
     assert_eq!(logs.count(Level::WARN, "maxmemory-policy"), 1);
@@ -549,24 +556,6 @@ async fn replica_is_refused() {
     let error = refused(&replica.url()).await;
     assert_eq!(error.kind(), OpenErrorKind::Unsuitable, "{error:?}");
     assert!(error.to_string().contains("is a replica"), "{error}");
-}
-
-#[tokio::test]
-async fn part_of_a_cluster_is_refused() {
-    let servers: Vec<_> = [["0", "8191"], ["8192", "16383"]]
-        .iter()
-        .map(|[first, last]| {
-            let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
-            server.command(&["CLUSTER", "ADDSLOTSRANGE", first, last]);
-            server
-        })
-        .collect();
-    let port = servers[1].port().to_string();
-    servers[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port]);
-    until(&servers[0], &["CLUSTER", "INFO"], "cluster_size:2").await;
-    let error = refused(&servers[0].url()).await;
-    assert_eq!(error.kind(), OpenErrorKind::Unsuitable, "{error:?}");
-    assert!(error.to_string().contains("one of 2"), "{error}");
 }
 
 #[tokio::test]

@@ -403,7 +403,7 @@ pub fn programs() -> PathBuf {
 
 /// A free port. Not one of those that the system gives to clients: one of them
 /// could take it while the server is stopped.
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     (0..1000)
         .map(|n| 10_000 + (RandomState::new().hash_one(n) % 20_000) as u16)
         .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())

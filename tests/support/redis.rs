@@ -1,11 +1,11 @@
-//! A Redis server for one test.
+//! Redis servers for one test: one, a cluster, or one with replicas and sentinels.
 
-#![allow(dead_code)] // Every test crate uses a part of it.
+mod sets;
 
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -14,6 +14,11 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
+
+pub use self::sets::{Failing, RedisCluster, SentinelSet};
+
+/// The file of a sentinel, which it rewrites.
+const SENTINEL: &str = "sentinel.conf";
 
 /// A `redis-server` on a free port, with its data in a temporary directory. Both end when it is
 /// dropped, also in a panic.
@@ -38,9 +43,20 @@ impl RedisServer {
 
     /// A server with more settings, such as `--requirepass` and a password.
     pub fn start_with(args: &[&str]) -> Self {
+        Self::start_in(tempfile::tempdir().unwrap(), args)
+    }
+
+    /// A sentinel, with what its file says.
+    pub fn sentinel(config: &str) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(SENTINEL), config).unwrap();
+        Self::start_in(dir, &[])
+    }
+
+    fn start_in(dir: TempDir, args: &[&str]) -> Self {
         let mut server = Self {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
-            dir: tempfile::tempdir().unwrap(),
+            dir,
             port: 0,
             child: None,
         };
@@ -108,9 +124,25 @@ impl RedisServer {
         answer.unwrap_or_else(|error| panic!("no answer to {words:?}: {error}"))
     }
 
+    pub fn is_running(&self) -> bool {
+        self.child.is_some()
+    }
+
+    /// The same, empty if the server is away, or ends its connections as a sentinel has told it to.
+    fn try_command(&self, words: &[&str]) -> String {
+        ask(self.port, words).unwrap_or_default()
+    }
+
     /// Whether it came up.
     fn launch(&mut self) -> bool {
+        let is_sentinel = self.dir.path().join(SENTINEL).exists();
         let child = Command::new("redis-server")
+            .args(
+                is_sentinel
+                    .then_some([SENTINEL, "--sentinel"])
+                    .iter()
+                    .flatten(),
+            )
             .args(["--port", &self.port.to_string()])
             .args(["--bind", "127.0.0.1", "--logfile", "redis.log"])
             .args(&self.args)
@@ -135,7 +167,8 @@ impl RedisServer {
             let info = ask(self.port, &["INFO"]).unwrap_or_default();
             // Not the server of another test, which took the port first.
             let is_ours = info.contains(&format!("\nprocess_id:{}\r", child.id()));
-            if is_ours && info.contains("\nloading:0\r") || info.starts_with("-NOAUTH") {
+            let is_ready = is_sentinel || info.contains("\nloading:0\r");
+            if is_ours && is_ready || info.starts_with("-NOAUTH") {
                 return true;
             }
             thread::sleep(Duration::from_millis(5));
@@ -191,9 +224,9 @@ fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
     for word in words {
         command += &format!("${}\r\n{word}\r\n", word.len());
     }
-    // The server ends the connection after its answer to this.
-    command += "*1\r\n$4\r\nQUIT\r\n";
     stream.write_all(command.as_bytes())?;
+    // The server ends the connection after its answer. A sentinel knows no `QUIT`.
+    stream.shutdown(Shutdown::Write)?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())

@@ -59,7 +59,11 @@ impl Place {
             (None, _) if text == "memory" && is_store => Ok(Self::Memory),
             (_, Some("sqlite" | "sqlite3")) => sqlite_at(text),
             (_, Some("postgres" | "postgresql" | "pgsql" | "postgis")) => postgres_at(text),
-            (Some("redis" | "rediss" | "valkey" | "valkeys"), _) if is_store => redis_at(text),
+            (Some(scheme), Some("redis" | "rediss" | "valkey" | "valkeys"))
+                if is_store && (!scheme.contains('+') || scheme.ends_with("+sentinel")) =>
+            {
+                redis_at(text)
+            }
             _ => Err(unknown(text, expected)),
         }
     }
@@ -129,10 +133,14 @@ impl fmt::Display for Place {
             #[cfg(feature = "sqlite")]
             Self::Sqlite(path) => write!(f, "the SQLite file `{}`", path.display()),
             #[cfg(feature = "redis")]
-            Self::Redis(url) => match redis::Client::open(url.as_str()) {
-                Ok(client) => write!(f, "Redis at {}", client.get_connection_info().addr()),
-                Err(_) => f.write_str("Redis"),
-            },
+            Self::Redis(url) => {
+                let what = match url.contains("+sentinel:") {
+                    true => "Redis, by its sentinels",
+                    false => "Redis",
+                };
+                let addresses = addresses(url).unwrap_or_default();
+                write!(f, "{what} at {}", addresses.join(", "))
+            }
             #[cfg(feature = "postgres")]
             Self::Postgres(hosts) => {
                 write!(f, "PostgreSQL at {hosts}")?;
@@ -166,8 +174,15 @@ fn sqlite_at(text: &str) -> Result<Place, String> {
 #[cfg(feature = "redis")]
 fn redis_at(text: &str) -> Result<Place, String> {
     let url = url::redis(text)?;
-    match redis::Client::open(url.as_str()) {
-        Ok(_) => Ok(Place::Redis(url)),
+    addresses(&url)?;
+    Ok(Place::Redis(url))
+}
+
+/// The addresses of a URL for Redis.
+#[cfg(feature = "redis")]
+fn addresses(url: &str) -> Result<Vec<String>, String> {
+    let address = |url: String| match redis::Client::open(url) {
+        Ok(client) => Ok(client.get_connection_info().addr().to_string()),
         // The crate has no kind for this error, only its text.
         Err(error) if error.to_string().contains("TLS") => Err(rebuilt(
             "TLS to a store",
@@ -177,7 +192,8 @@ fn redis_at(text: &str) -> Result<Place, String> {
             "the store's URL is invalid: {error}; use one such as \
              `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
         )),
-    }
+    };
+    url::each_redis(url)?.into_iter().map(address).collect()
 }
 
 #[cfg(feature = "postgres")]
@@ -279,6 +295,11 @@ mod tests {
             ("sqlite:///x.db?mode=rwc", "the SQLite file `/x.db`"),
             ("redis://:hush@h:1/2?protocol=resp3", "Redis at h:1"),
             ("valkey://h?db=2", "Redis at h:6379"),
+            ("redis://:hush@h1:1,h2/0", "Redis at h1:1, h2:6379"),
+            (
+                "redis+sentinel://:hush@h1:1,h2:2/webhooks?db=2",
+                "Redis, by its sentinels at h1:1, h2:2",
+            ),
         ] {
             let parsed = Place::parse(text);
             assert_eq!(
@@ -312,7 +333,7 @@ mod tests {
                 "host=h1,h2 port=5,6,7 password=hush",
                 "2 hosts, and 3 values of `port`",
             ),
-            ("redis://:hush@h1:1,h2:1/0", "several hosts"),
+            ("redis+cluster://:hush@h/0", "`redis+cluster:` is none"),
             (
                 "postgres://u:hush@h/db?connection_limit=5",
                 "`connection_limit`",
@@ -330,7 +351,8 @@ mod tests {
             ("postgres://u:hush#hush@h/db", "percent-encode"),
             ("postgres:u:hush@h/db", "lacks `//`"),
             ("redis://:hush@h?ssl_cert_reqs=none", "`ssl_cert_reqs`"),
-            ("redis+sentinel://:hush@h/0", "`redis+sentinel:` is none"),
+            ("redis+sentinel://:hush@h", "lacks the name"),
+            ("redis+sentinel://:hush@h/name/first", "Invalid database"),
             ("sqlite:x.db?cache=shared", "`cache`"),
             ("jdbc:mysql://u:hush@h/db", "`mysql:` is none"),
         ] {

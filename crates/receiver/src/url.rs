@@ -93,6 +93,12 @@ impl<'a> Parts<'a> {
             parameters,
         })
     }
+
+    /// What is in front of the hosts, with its `@`, and the hosts.
+    fn login_and_hosts(&self) -> (&'a str, &'a str) {
+        let at = self.authority.rfind('@').map_or(0, |at| at + 1);
+        self.authority.split_at(at)
+    }
 }
 
 /// For each host, a URL that the driver of PostgreSQL understands as a whole: it logs the parameters that it does not, with
@@ -126,10 +132,7 @@ pub(crate) fn postgres(url: &str) -> Result<Vec<String>, String> {
             None => return Err(unknown(name, EXAMPLE)),
         }
     }
-    let (user, hosts) = match parts.authority.rsplit_once('@') {
-        Some((user, hosts)) => (format!("{user}@"), hosts),
-        None => (String::new(), parts.authority),
-    };
+    let (user, hosts) = parts.login_and_hosts();
     let in_front: Vec<_> = hosts.split(',').collect();
     let of_hosts = lists.iter().filter(|(name, _)| *name != "port");
     let numbers = of_hosts.map(|(_, values)| values.len());
@@ -157,35 +160,55 @@ pub(crate) fn postgres(url: &str) -> Result<Vec<String>, String> {
     Ok((0..all).map(url).collect())
 }
 
-/// A URL for Redis.
+/// A URL for Redis: a server, or several of a cluster; or sentinels, and the name that they have for the primary.
 #[cfg(feature = "redis")]
 pub(crate) fn redis(url: &str) -> Result<String, String> {
     const EXAMPLE: &str = "redis://USER:PASSWORD@HOST:6379/0";
     let parts = Parts::of(url, EXAMPLE)?;
-    if parts
-        .authority
-        .rsplit('@')
-        .next()
-        .unwrap_or_default()
-        .contains(',')
-    {
-        return Err(
-            "the store's URL names several hosts, and the receiver connects to one: name the primary, or an address \
-             that always leads to it, such as that of a proxy"
-                .to_owned(),
-        );
-    }
     let scheme = url.split(':').next().unwrap_or_default().to_lowercase();
-    let (mut path, mut taken) = (parts.path.to_owned(), String::new());
+    let (mut path, mut taken) = (parts.path.trim_end_matches('/').to_owned(), String::new());
+    let name_and_database = 1 + usize::from(scheme.ends_with(SENTINEL));
     for (name, value) in pairs(parts.parameters) {
         match name {
             // As Python writes it.
-            "db" if path.trim_matches('/').is_empty() => path = format!("/{value}"),
+            "db" if path.matches('/').count() < name_and_database => path += &format!("/{value}"),
             "protocol" => taken = format!("?protocol={value}"),
             _ => return Err(unknown(name, EXAMPLE)),
         }
     }
     Ok(format!("{scheme}://{}{path}{taken}", parts.authority))
+}
+
+/// What is behind the scheme of a URL that names sentinels.
+#[cfg(feature = "redis")]
+pub(crate) const SENTINEL: &str = "+sentinel";
+
+/// The URLs of the servers or sentinels that such a URL names.
+#[cfg(feature = "redis")]
+pub(crate) fn each_redis(url: &str) -> Result<Vec<String>, String> {
+    const EXAMPLE: &str = "redis+sentinel://USER:PASSWORD@HOST:26379,HOST:26379/NAME/0";
+    let parts = Parts::of(url, EXAMPLE)?;
+    let scheme = url.split(':').next().unwrap_or_default();
+    let mut path = parts.path;
+    let bare = scheme.strip_suffix(SENTINEL);
+    if bare.is_some() {
+        let (name, database) = path
+            .trim_matches('/')
+            .split_once('/')
+            .unwrap_or((path.trim_matches('/'), ""));
+        if name.is_empty() {
+            return Err(format!(
+                "the store's URL lacks the name that the sentinels have for the primary: write it behind them, as in `{EXAMPLE}`"
+            ));
+        }
+        path = database;
+    }
+    let (login, hosts) = parts.login_and_hosts();
+    let (scheme, path) = (bare.unwrap_or(scheme), path.trim_start_matches('/'));
+    let each = hosts.split(',');
+    Ok(each
+        .map(|host| format!("{scheme}://{login}{host}/{path}?{}", parts.parameters))
+        .collect())
 }
 
 /// The URL of what libpq calls keywords and values, as in `host=localhost dbname=webhooks`. `None` if the text has none.

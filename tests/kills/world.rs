@@ -1,0 +1,186 @@
+//! Chats that send their events one after another to three receivers, and a handler that notes each attempt.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::State;
+use support::lock;
+use support::net::{status, whole};
+use tokio::time::{sleep, timeout};
+
+pub(crate) const RECEIVERS: usize = 3;
+pub(crate) const CHATS: usize = 12;
+/// At least, between the answer to an event of a chat and its next event.
+pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+/// Before a request without an answer is sent again.
+pub(crate) const AGAIN: Duration = Duration::from_millis(50);
+/// How long a receiver that lives may take to answer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+/// For some events of each chat.
+pub(crate) const SOME: Duration = Duration::from_millis(500);
+/// What a receiver logs if the server lacks what it has accepted.
+pub(crate) const LOST: &str = "the queue has lost this event";
+
+/// What was found wrong.
+#[derive(Debug, Default)]
+pub(crate) struct Found {
+    pub(crate) lost: Vec<String>,
+    pub(crate) doubled: Vec<String>,
+    pub(crate) disordered: Vec<String>,
+    /// Attempts that were made again.
+    pub(crate) again: usize,
+}
+
+/// An attempt, in the order in which they began.
+pub(crate) struct Mark {
+    pub(crate) key: String,
+    pub(crate) has_ended: bool,
+}
+
+/// What senders and handlers know.
+#[derive(Default)]
+pub(crate) struct World {
+    /// Where a receiver is, unless it is about to end, and how often one has.
+    pub(crate) receivers: [Mutex<(Option<SocketAddr>, usize)>; RECEIVERS],
+    pub(crate) marks: Mutex<Vec<Mark>>,
+    /// Whether handlers wait.
+    pub(crate) is_held: AtomicBool,
+    pub(crate) has_ended: AtomicBool,
+    pub(crate) seen: Mutex<Seen>,
+}
+
+#[derive(Default)]
+pub(crate) struct Seen {
+    pub(crate) answers: usize,
+    pub(crate) broken: usize,
+    pub(crate) slowest: Duration,
+    /// Answers but 200, and requests that a living receiver did not answer.
+    pub(crate) unexpected: Vec<String>,
+    pub(crate) last_unexpected: Option<Instant>,
+}
+
+/// An event that was answered with 200.
+pub(crate) struct Sent {
+    pub(crate) key: String,
+    pub(crate) by: usize,
+    /// Whether another receiver may have accepted it, too.
+    pub(crate) had_another: bool,
+}
+
+impl World {
+    /// Sends events of a chat until the round has ended, with a pause after each answer.
+    pub(crate) async fn chat(
+        self: Arc<Self>,
+        round: usize,
+        chat: usize,
+        pause: Duration,
+    ) -> Vec<Sent> {
+        let mut all = Vec::new();
+        while !self.has_ended.load(Ordering::SeqCst) {
+            let key = format!("{round}-{chat}-{}", all.len());
+            all.push(self.deliver(chat, key).await);
+            sleep(pause).await;
+        }
+        all
+    }
+
+    async fn deliver(&self, chat: usize, key: String) -> Sent {
+        let body = format!(r#"{{"id":"chat-{chat}","text":"{key}"}}"#);
+        let request = whole(&key, &body);
+        let (mut by, mut had_another) = (chat % RECEIVERS, false);
+        loop {
+            let (address, life) = *lock(&self.receivers[by]);
+            if let Some(address) = address {
+                let asked = Instant::now();
+                let answer = timeout(LIMIT, status(address, &request)).await;
+                let mut seen = lock(&self.seen);
+                seen.slowest = seen.slowest.max(asked.elapsed());
+                let mut unexpected = |what: String| {
+                    seen.unexpected.push(what);
+                    seen.last_unexpected = Some(Instant::now());
+                };
+                match answer {
+                    Ok(Ok(200)) => {
+                        seen.answers += 1;
+                        let sent = Sent {
+                            key,
+                            by,
+                            had_another,
+                        };
+                        return sent;
+                    }
+                    Ok(Ok(status)) => {
+                        unexpected(format!("{status} to {key}"));
+                        seen.answers += 1;
+                    }
+                    _ if lock(&self.receivers[by]).1 == life => {
+                        unexpected(format!("no answer to {key}"));
+                    }
+                    _ => seen.broken += 1,
+                }
+                had_another = true;
+            }
+            by = (by + 1) % RECEIVERS;
+            sleep(AGAIN).await;
+        }
+    }
+
+    /// Compares what was sent with the attempts. `settled` are the keys that were known to be handled, with the number of
+    /// attempts by then.
+    pub(crate) fn judge(&self, settled: &HashMap<String, usize>, sent: &[Vec<Sent>]) -> Found {
+        let mut found = Found::default();
+        let marks = lock(&self.marks);
+        // By key, the first and the last attempt.
+        let mut attempts: HashMap<&str, (usize, usize)> = HashMap::new();
+        let mut ended = HashSet::new();
+        for (at, mark) in marks.iter().enumerate() {
+            attempts.entry(&mark.key).or_insert((at, at)).1 = at;
+            if mark.has_ended {
+                ended.insert(&*mark.key);
+            }
+            if settled.get(&mark.key).is_some_and(|known| *known <= at) {
+                let again = format!("{} was handled again after its settlement", mark.key);
+                found.doubled.push(again);
+            }
+        }
+        found.again = marks.len() - attempts.len();
+        for chat in sent {
+            let mut last = [None; RECEIVERS];
+            for sent in chat {
+                let Some((first_attempt, last_attempt)) = attempts.remove(&*sent.key) else {
+                    found.lost.push(sent.key.clone());
+                    continue;
+                };
+                if !ended.contains(&*sent.key) {
+                    found.lost.push(sent.key.clone());
+                }
+                if !sent.had_another && last[sent.by] > Some(first_attempt) {
+                    found.disordered.push(sent.key.clone());
+                }
+                last[sent.by] = last[sent.by].max(Some(last_attempt));
+            }
+        }
+        let never_sent = attempts.keys().map(|key| format!("{key} was never sent"));
+        found.doubled.extend(never_sent);
+        found
+    }
+}
+
+pub(crate) async fn handle(State(world): State<Arc<World>>, line: String) {
+    let line: serde_json::Value = serde_json::from_str(&line).unwrap();
+    let key = line["key"].as_str().unwrap().to_owned();
+    let mark = {
+        let mut marks = lock(&world.marks);
+        let has_ended = false;
+        marks.push(Mark { key, has_ended });
+        marks.len() - 1
+    };
+    sleep(Duration::from_millis(5)).await;
+    while world.is_held.load(Ordering::SeqCst) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    lock(&world.marks)[mark].has_ended = true;
+}
