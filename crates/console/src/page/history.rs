@@ -174,7 +174,7 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
         div.title {
             h1 { "History" }
             ul.tiles { @for name in Range::NAMES { (link(name, chosen, name, name == range.name)) } }
-            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all kinds"), it == *chosen)) } }
+            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all types"), it == *chosen)) } }
         }
     }
 }
@@ -327,7 +327,7 @@ fn rows(refused: &Refused) -> Markup {
         @if refused.counts.is_empty() { p { "None." } }
         @else {
             table {
-                (head(&["Minute", "Reason", "Kind", "#Times", "Address", "#Bytes", "Request", "Key"]))
+                (head(&["Minute", "Reason", "Type", "#Times", "Address", "#Bytes", "Request", "Key"]))
                 tbody {
                     @for it in &refused.counts {
                         @let [address, size, request, key] = sample(it);

@@ -78,7 +78,7 @@ pub(in super::super) fn overview(
         div.stack {
             section {
                 div.head {
-                    h2 { "Kinds" }
+                    h2 { "Event types" }
                     @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
                 }
                 div #kinds-table data-live {
@@ -217,7 +217,7 @@ fn problems(view: &View, problems: &[tower_webhook::telemetry::Problem]) -> Mark
         @if problems.is_empty() { p.quiet { "None." } }
         @else {
             table {
-                (head(&["Last", "#Times", "Outcome", "Kind", "Reason"]))
+                (head(&["Last", "#Times", "Outcome", "Type", "Reason"]))
                 tbody {
                     @for problem in problems.iter().take(PROBLEMS) {
                         tr {
