@@ -145,7 +145,7 @@ async fn fill(inbox: &Inbox, events: usize, dead: usize) {
 
 async fn what_is_wrong(site: &Site<'_>) {
     site.task("what fails, and since when", async |page| {
-        page.until_contains("#problems", ERROR).await;
+        page.until_contains("main", ERROR).await;
     })
     .await;
     site.task("how near the limit of the sender is", async |page| {
