@@ -69,6 +69,7 @@ async fn all_tasks(urls: &[String], inbox: &Inbox, failed: usize, address: &str)
         whom_it_concerns(&site).await;
         repairs(&site).await;
         what_was_done(&site).await;
+        compares_days(&site).await;
         after_an_outage(&site).await;
         forgets(&site).await;
         page.has_no_errors().await;
@@ -145,7 +146,9 @@ async fn fill(inbox: &Inbox, events: usize, dead: usize) {
 
 async fn what_is_wrong(site: &Site<'_>) {
     site.task("what fails, and since when", async |page| {
-        page.until_contains("main", ERROR).await;
+        for text in [ERROR, "First", "Last"] {
+            page.until_contains("#causes", text).await;
+        }
     })
     .await;
     site.task("how near the limit of the sender is", async |page| {
@@ -263,6 +266,21 @@ async fn what_was_done(site: &Site<'_>) {
         }
         page.follow("main form a:nth-of-type(2)").await;
         page.until_contains("#rows", "None.").await;
+    })
+    .await;
+}
+
+async fn compares_days(site: &Site<'_>) {
+    site.task("a day against the same weekday before", async |page| {
+        page.follow(".site a[href='/history']").await;
+        let today = "const day = document.getElementById('day');
+            day.value = new Date().toISOString().slice(0, 10);
+            return day.value";
+        let today = page.script(today).await.unwrap();
+        page.follow("form:has(#day) button").await;
+        page.until_contains("main", "week before").await;
+        let day = "return document.getElementById('day').value";
+        assert_eq!(page.script(day).await, Some(today));
     })
     .await;
 }
