@@ -71,11 +71,11 @@ mod tests {
         let text = |error: ConfigError| error.to_string();
         assert_eq!(
             text(Secret::new("").unwrap_err()),
-            "the secret is empty: set the one that is configured at the sender"
+            "the secret is empty: set the secret that is configured at the sender"
         );
         assert_eq!(
             text(Secrets::new([]).unwrap_err()),
-            "there is no secret: pass at least one that is configured at the sender"
+            "there is no secret: pass a secret that is configured at the sender"
         );
         let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
         assert!(missing.source().is_some());
