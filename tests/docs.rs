@@ -251,6 +251,15 @@ fn readme_begins_with_a_program_and_is_short() {
     assert!(words <= 900, "{words} words");
 }
 
+/// What was measured is not in it.
+#[test]
+fn how_to_measure_is_said_in_1_500_words() {
+    let words = read(&root().join("benches/README.md"))
+        .split_whitespace()
+        .count();
+    assert!(words <= 1_500, "{words} words");
+}
+
 /// As `wc -w` counts.
 #[test]
 fn pages_have_at_most_24_000_words() {
@@ -599,6 +608,7 @@ fn markdown() -> Vec<PathBuf> {
         "CONTRIBUTING.md",
         "SECURITY.md",
         "benches/README.md",
+        "benches/results.md",
         "crates/admin/README.md",
         "crates/console/README.md",
         "crates/receiver/README.md",

@@ -122,7 +122,7 @@ pub(crate) fn fdatasync(directory: &Path, time: Duration) -> Result<[Duration; 2
     Ok([median(&mut (0..PAGES).cycle())?, median(&mut (PAGES..))?])
 }
 
-/// Describes the machine for `benches/README.md`, and its load.
+/// Describes the machine for `benches/results.md`, and its load.
 pub(crate) fn describe() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,4 +1,4 @@
-//! Formats figures as Markdown, for reading and for `benches/README.md`.
+//! Formats figures as Markdown, for reading and for `benches/results.md`.
 
 use std::fmt;
 

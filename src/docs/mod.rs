@@ -50,3 +50,8 @@ page!(stores, "stores.md");
 page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");
 page!(troubleshooting, "troubleshooting.md");
+
+/// For coding agents: the programs of that page compile.
+#[cfg(all(doctest, feature = "moka", feature = "signal", feature = "sqlite"))]
+#[doc = include_str!("../../llms.txt")]
+mod llms {}

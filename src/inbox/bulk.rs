@@ -111,6 +111,7 @@ impl Selection {
             accepted_until: filter.accepted_until,
             failed_from: filter.failed_from,
             failed_until: filter.failed_until,
+            shape: filter.shape.as_ref().map(ToString::to_string),
             changed_by: filter.changed_by,
             newest: self.seen.newest.0,
             at: Some(self.seen.at),
@@ -142,6 +143,7 @@ impl Action {
         let routes: Result<_, _> = text.routes.iter().map(|route| route.parse()).collect();
         let kinds: Result<_, _> = text.kinds.iter().map(|kind| kind.parse()).collect();
         let key = text.key.map(|key| key.parse::<IdempotencyKey>());
+        let shape = text.shape.map(|shape| shape.parse());
         Some(Selection {
             filter: Filter {
                 states: states.ok()?,
@@ -155,6 +157,7 @@ impl Action {
                 body: None,
                 failed_from: text.failed_from,
                 failed_until: text.failed_until,
+                shape: shape.transpose().ok()?,
                 changed_by: text.changed_by,
             },
             seen: Seen {
@@ -193,6 +196,7 @@ struct Text {
     #[serde(skip_serializing_if = "Option::is_none")]
     failed_until: Option<SystemTime>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    shape: Option<String>,
     changed_by: Option<i64>,
     newest: i64,
     at: Option<SystemTime>,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
-pub(crate) use crate::outcome::{Failure, Settlement};
+pub(crate) use crate::outcome::{Failure, Settlement, Shape};
 use crate::route::RouteName;
 use crate::store::{EventKey, Fence};
 

@@ -51,6 +51,7 @@ mod accept;
 pub(crate) mod actions;
 mod backlog;
 mod bulk;
+mod causes;
 pub(crate) mod counts;
 mod credit;
 mod decide;
@@ -114,6 +115,7 @@ pub mod internal {
 pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::actions::{Action, ActionKind, Bulk, BulkState, By, Which};
 pub use self::bulk::{Seen, Selection};
+pub use self::causes::{Cause, Causes};
 pub use self::event::{EventId, EventState, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;
@@ -125,7 +127,7 @@ pub use self::records::{
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;
-pub use self::text::{escaped, unescaped};
+pub use self::text::{escaped, in_words, unescaped};
 pub use self::worker::Worker;
-pub use crate::outcome::Failure;
+pub use crate::outcome::{Failure, Shape, UnknownShape};
 pub use crate::route::Scope;

@@ -11,12 +11,12 @@ use bytes::Bytes;
 use http::HeaderMap;
 
 use super::actions::By;
-use super::event::{EventId, EventState, Failure};
+use super::event::{EventId, EventState, Failure, Shape};
 use super::event::{NewEvent, Take};
 use super::handlers::{AWAY_AFTER, HandlerNote, deciding};
 use super::lane::stored_chat;
 use super::queue::{AcceptEvents, Accepted, ForgetChats};
-use super::text::has_text;
+use super::text::{has_text, in_words};
 use crate::delivery::{IdempotencyKey, Item};
 use crate::event::EventKind;
 use crate::route::{EventType, RouteName, Scope};
@@ -234,7 +234,7 @@ impl fmt::Display for Stats {
                 kind.dead
             )?;
             if let Some(age) = self.age(kind) {
-                write!(f, ", the oldest {} s ago", age.as_secs())?;
+                write!(f, ", the oldest {} ago", in_words(age))?;
             }
             f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
         }
@@ -364,6 +364,8 @@ pub struct Filter {
     pub failed_from: Option<SystemTime>,
     /// The last failure of the event was before this time.
     pub failed_until: Option<SystemTime>,
+    /// The last failure of the event has this shape.
+    pub shape: Option<Shape>,
     /// The action with this number has changed the event: see [`Inbox::actions`](super::Inbox::actions).
     pub changed_by: Option<i64>,
 }
@@ -453,6 +455,13 @@ impl Filter {
         self
     }
 
+    /// Selects events whose last failures have this shape, as [`Inbox::causes`](super::Inbox::causes) returns it.
+    #[must_use]
+    pub fn shape(mut self, shape: Shape) -> Self {
+        self.shape = Some(shape);
+        self
+    }
+
     /// Selects events that an [action](super::Inbox::actions) has changed, by its number.
     ///
     /// ```
@@ -510,7 +519,8 @@ impl Filter {
         mut failures: impl DoubleEndedIterator<Item = (SystemTime, &'a Failure)> + Clone,
     ) -> bool {
         let error = self.error.as_deref();
-        self.matches_last_failure(failures.clone().next_back().map(|(at, _)| at))
+        let last = failures.clone().next_back();
+        self.matches_last_failure(last.map(|(at, failure)| (at, failure.shape)))
             && error.is_none_or(|text| failures.any(|(_, failure)| failure.contains(text)))
     }
 
@@ -520,13 +530,18 @@ impl Filter {
         text.is_none_or(|text| body.is_some_and(|body| has_text(body, text)))
     }
 
-    /// Whether the last failure of an event was in time, if there is a limit.
-    pub(crate) fn matches_last_failure(&self, at: Option<SystemTime>) -> bool {
-        let is_limited = self.failed_from.is_some() || self.failed_until.is_some();
-        let (from, until) = (self.failed_from, self.failed_until);
-        !is_limited
-            || at.is_some_and(|at| {
-                from.is_none_or(|from| at >= from) && until.is_none_or(|until| at < until)
+    /// Whether a condition is about the last failure of an event.
+    pub(crate) fn reads_last_failure(&self) -> bool {
+        self.failed_from.is_some() || self.failed_until.is_some() || self.shape.is_some()
+    }
+
+    /// Whether the last failure of an event was in time and of the shape, if these are limited.
+    pub(crate) fn matches_last_failure(&self, last: Option<(SystemTime, Shape)>) -> bool {
+        !self.reads_last_failure()
+            || last.is_some_and(|(at, shape)| {
+                self.failed_from.is_none_or(|from| at >= from)
+                    && self.failed_until.is_none_or(|until| at < until)
+                    && self.shape.is_none_or(|wanted| shape == wanted)
             })
     }
 }

@@ -4,6 +4,7 @@ use std::array::IntoIter;
 use std::borrow::Cow;
 use std::fmt::Write;
 use std::iter::Take;
+use std::time::Duration;
 
 /// Whether a body has a text, as it was received, or when the escapes in its strings of JSON are decoded. ASCII letters
 /// match in either case. It looks at each byte of the body at most four times, whatever both are: senders choose bodies.
@@ -123,6 +124,30 @@ fn unit_of(text: &[u8]) -> Option<(u16, &[u8])> {
     let is_hex = digits.bytes().all(|digit| digit.is_ascii_hexdigit());
     let unit = u16::from_str_radix(digits, 16).ok().filter(|_| is_hex);
     Some((unit?, rest))
+}
+
+/// Returns a duration in the words in which pages and programs say how old something is, such as `2 h 5 min` or `3 days`.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_webhook::inbox::in_words;
+///
+/// let words = |seconds| in_words(Duration::from_secs(seconds));
+/// assert_eq!([words(45), words(200), words(7_500), words(292_799)], ["45 s", "3 min", "2 h 5 min", "3 days"]);
+/// ```
+#[must_use]
+pub fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
+    match (days, hours, minutes) {
+        (0, 0, 0) => format!("{seconds} s"),
+        (0, 0, _) => format!("{minutes} min"),
+        (0, _, 0) => format!("{hours} h"),
+        (0, ..) => format!("{hours} h {minutes} min"),
+        (1, 0, _) => "1 day".to_owned(),
+        (1, ..) => format!("1 day {hours} h"),
+        _ => format!("{days} days"),
+    }
 }
 
 /// Writes a text of a sender, such as the id of a chat, on a line that forms, terminals and command lines leave as it is.

@@ -187,7 +187,7 @@ CREATE TABLE {schema}.ended (
 CREATE INDEX ended_bodies ON {schema}.ended (at) WHERE keep_until IS NULL;
 CREATE INDEX ended_keep_until ON {schema}.ended (keep_until) WHERE keep_until IS NOT NULL;
 
--- Texts are bytes, because one may have a NUL.
+-- Texts are bytes, because one may have a NUL. `shape`: what it has in common with others of the same cause.
 CREATE TABLE {schema}.failures (
     seq bigint NOT NULL,
     id bigint GENERATED ALWAYS AS IDENTITY,
@@ -195,6 +195,7 @@ CREATE TABLE {schema}.failures (
     took bigint,
     outcome bytea NOT NULL,
     reason bytea NOT NULL,
+    shape bigint NOT NULL,
     PRIMARY KEY (seq, id)
 );
 

@@ -8,11 +8,12 @@ use std::io;
 use std::sync::{Arc, Mutex as SyncMutex};
 
 use redis::{Client, ConnectionInfo, FromRedisValue, RedisResult};
+use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::call::{Call, Request};
-use super::connection::{Connection, PAUSE, Target};
+use super::connection::{Connection, GIVEN_UP, PAUSE, Target};
 use super::error::{is_answer, is_cut_off};
 use super::slots::{self, Range, slot_of};
 use super::url::{addresses, at, host};
@@ -77,6 +78,22 @@ impl Member {
     }
 }
 
+/// A call, which may be dropped before its answer.
+struct Asked<'a> {
+    cluster: &'a Arc<Cluster>,
+    since: Instant,
+    is_answered: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        // The server may have been replaced, although no call lasts until it has failed.
+        if !self.is_answered && self.since.elapsed() >= GIVEN_UP {
+            self.cluster.look_again();
+        }
+    }
+}
+
 impl Cluster {
     pub(super) fn new(named: Vec<ConnectionInfo>, view: View) -> RedisResult<Self> {
         let cluster = Self {
@@ -104,6 +121,21 @@ impl Cluster {
 
     /// Calls a script on the server that has its key.
     pub(super) async fn invoke<T: FromRedisValue>(
+        self: &Arc<Self>,
+        call: &Call<'_>,
+        repeatable: bool,
+    ) -> RedisResult<T> {
+        let mut asked = Asked {
+            cluster: self,
+            since: Instant::now(),
+            is_answered: false,
+        };
+        let answer = self.follow(call, repeatable).await;
+        asked.is_answered = true;
+        answer
+    }
+
+    async fn follow<T: FromRedisValue>(
         self: &Arc<Self>,
         call: &Call<'_>,
         repeatable: bool,
@@ -199,9 +231,11 @@ impl Cluster {
 
     /// Finds out where the keys are, beside the calls.
     fn look_again(self: &Arc<Self>) {
-        if self.may_look() {
+        if let Ok(runtime) = Handle::try_current()
+            && self.may_look()
+        {
             let cluster = Arc::clone(self);
-            tokio::spawn(async move {
+            runtime.spawn(async move {
                 if let Err(error) = cluster.look().await {
                     tracing::debug!(%error, "the Redis cluster does not say which server has which keys");
                 }

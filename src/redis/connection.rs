@@ -28,7 +28,7 @@ const RESPONSE_LIMIT: Duration = Duration::from_millis(1500);
 
 /// A connection that did not answer for this long before a caller gave up is replaced as well. Callers
 /// whose clients disconnect give up sooner, which says nothing about the connection.
-const GIVEN_UP: Duration = Duration::from_millis(250);
+pub(super) const GIVEN_UP: Duration = Duration::from_millis(250);
 
 /// After an attempt to connect has failed, there is no other one for this long.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::Shared;
+use crate::inbox::in_words;
 use crate::inbox::queue::{CountEvents, MeasureTables};
 use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
@@ -36,10 +37,10 @@ impl fmt::Display for Status {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} events", self.events)?;
         if let Some(oldest) = self.oldest {
-            write!(f, ", the oldest {} s ago", oldest.as_secs())?;
+            write!(f, ", the oldest {} ago", in_words(oldest))?;
         }
         if let Some(full_in) = self.full_in {
-            write!(f, ", full in {} minutes", full_in.as_secs() / 60)?;
+            write!(f, ", full in {}", in_words(full_in))?;
         }
         if self.refused > 0 {
             write!(f, ", {} refused", self.refused)?;
@@ -203,7 +204,7 @@ mod tests {
         status.oldest = Some(Duration::from_millis(3999));
         status.full_in = Some(Duration::from_secs(179));
         status.refused = 1;
-        let line = "12 events, the oldest 3 s ago, full in 2 minutes, 1 refused";
+        let line = "12 events, the oldest 3 s ago, full in 2 min, 1 refused";
         assert_eq!(status.to_string(), line);
     }
 

@@ -100,6 +100,7 @@ CREATE TABLE failures (
     took    INTEGER,                     -- microseconds
     outcome TEXT    NOT NULL,
     reason  TEXT    NOT NULL,
+    shape   INTEGER NOT NULL,            -- what it has in common with others of the same cause
     PRIMARY KEY (seq, number)
 ) STRICT, WITHOUT ROWID;
 

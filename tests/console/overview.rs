@@ -158,3 +158,78 @@ async fn forged_types_leave_room_for_those_that_workers_name() {
     assert!(shown.contains(&"chat-closed"), "{shown:?}");
     assert!(shown.contains(&"chat-rated"), "{shown:?}");
 }
+
+/// Each reason has a number of its own, as that of a request.
+#[tokio::test(start_paused = true)]
+async fn failures_of_one_cause_are_one_row_with_a_link_to_all_of_them() {
+    let queue = MemoryQueue::new();
+    let [one, other] = [Process::on(&queue), Process::on(&queue)];
+    let fails = EventRouter::new().fallback(async |delivery: RawDelivery| {
+        let key = delivery.key().unwrap().to_string();
+        match delivery.body().starts_with(br#"{"id":"full"#) {
+            true => Err(HandlerError::dead_letter("the disk is full")),
+            false => Err(HandlerError::retry(format!("request {key} was refused"))),
+        }
+    });
+    let webhooks = webhooks(&one.inbox);
+    for n in 0..60 {
+        send(&webhooks, event(&format!("chat-{}", n % 50), n))
+            .await
+            .assert_ok();
+    }
+    for n in 0..3 {
+        send(&webhooks, event(&format!("full-{n}"), n))
+            .await
+            .assert_ok();
+    }
+    let worker = one.inbox.work(fails).spawn();
+    sleep(10 * SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+
+    for process in [&one, &other] {
+        let page = get(&process.console, "/").await;
+        page.shows("Why events have failed")
+            .shows("the disk is full")
+            .hides("Of the newest");
+        let (_, causes) = page.text.split_once("id=\"causes\"").unwrap();
+        let (causes, _) = causes.split_once("</table>").unwrap();
+        assert_eq!(causes.matches("was refused").count(), 1, "{causes}");
+        let links: Vec<_> = causes.split("href=\"/events?").skip(2).collect();
+        let numbers = [50, 3];
+        assert_eq!(links.len(), numbers.len(), "{causes}");
+        for (link, number) in links.into_iter().zip(numbers) {
+            assert!(link.contains(&format!(">{number}</a>")), "{link}");
+            let chats = format!(r#"data-label="Chats">{number}</td>"#);
+            assert!(link.contains(&chats), "{link}");
+            let query = link.split('"').next().unwrap().replace("&amp;", "&");
+            let confirm = get(&process.console, &format!("/all?action=redrive&{query}")).await;
+            confirm
+                .is(200)
+                .shows("<dt>Cause</dt>")
+                .shows(&format!("redrive {number} events?"));
+            let list = get(&process.console, &format!("/events?{query}")).await;
+            list.is(200).shows(r#"name="shape""#);
+        }
+    }
+    get(&other.console, "/events?shape=17")
+        .await
+        .is(400)
+        .shows("is no cause");
+}
+
+/// A reason is shown as far as there is room, and the state and the number of attempts stand beside it.
+#[tokio::test(start_paused = true)]
+async fn reasons_in_lists_have_the_room_of_the_row() {
+    let inbox = inbox();
+    const REASON: &str =
+        "the warehouse answered that the address of the order is incomplete: the street is missing";
+    let webhooks = webhooks(&inbox);
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    let fails =
+        EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::dead_letter(REASON)));
+    let worker = inbox.work(fails).spawn();
+    sleep(SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+    let app = Console::new().inbox(inbox).router();
+    get(&app, "/events").await.shows(REASON);
+}

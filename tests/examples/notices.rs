@@ -71,7 +71,7 @@ fn a_command_is_told_of_dead_letters() {
     let mut events: Vec<_> = events.cloned().collect();
     events.sort_by_key(|event| event["event"].as_i64());
     assert_eq!(events.len(), 6);
-    let reason = "attempt 1 of 1 failed: the CRM is gone (exit status: 1)";
+    let reason = "the CRM is gone (exit status: 1)";
     let first = json!({
         "event": 1, "route": "chat-platform", "kind": "chat-rated", "outcome": "dead-letter", "reason": reason,
     });

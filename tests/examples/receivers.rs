@@ -14,7 +14,7 @@ use tower_webhook::event::sample;
 
 use support::postgres::PostgresServer;
 use support::program::{Lingering, Program, Server, example, run, tool, until};
-use support::redis::RedisServer;
+use support::redis::{Failing, RedisCluster, RedisServer, SentinelSet};
 
 #[test]
 fn every_event_is_printed_as_one_line() {
@@ -609,6 +609,8 @@ fn sqlite_store_outlives_a_killed_receiver() {
 #[test]
 fn redis_store_outlives_a_killed_receiver() {
     remembers(&RedisServer::start().url());
+    remembers(&RedisCluster::start().url());
+    remembers(&SentinelSet::start().url());
 }
 
 #[test]

@@ -13,7 +13,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     AcceptOne, Accepted, Kinds, Lane, MOST_WAITING_KINDS, NewEvent, NewNote, Settlement, Take,
 };
-use tower_webhook::inbox::{EventState, Filter, Page, Queue, Scope};
+use tower_webhook::inbox::{EventState, Failure, Filter, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventType, RouteName};
 use tracing::Level;
@@ -75,6 +75,8 @@ async fn waiting_types_are_bounded<H: Harness>(harness: &H) {
         assert_eq!(failure.outcome, "too-many-types");
         assert!(failure.reason.starts_with("1,000 other event types"));
         assert!(failure.reason.ends_with("then redrive this event"));
+        let written = Failure::new(failure.outcome.clone(), failure.reason.clone());
+        assert_eq!(failure.shape, written.shape);
     }
     assert!(is_new(&accept(at("forged", "kind-5"), None).await));
     assert!(is_new(&accept(at("another", "one-more"), None).await));

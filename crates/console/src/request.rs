@@ -6,7 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Deserializer};
 use tower_webhook::inbox::{
-    Action as Recorded, EventId, EventState, Filter, Inbox, Page, Scope, Seen, escaped, unescaped,
+    Action as Recorded, EventId, EventState, Filter, Inbox, Page, Scope, Seen, Shape, escaped,
+    unescaped,
 };
 use tower_webhook::{EventKind, RouteName};
 
@@ -74,6 +75,8 @@ pub(super) struct Search {
     /// A text in an error of the event.
     #[serde(deserialize_with = "line")]
     pub(super) error: String,
+    /// What the last failure of the event has in common with others: see [`Shape`].
+    pub(super) shape: String,
     /// The number of an action that has changed the event.
     pub(super) changed: String,
     /// A text in the payload of the event.
@@ -147,6 +150,10 @@ impl Search {
         }
         filter.chat = read_line(&self.chat);
         filter.error = read_line(&self.error);
+        if let Some(shape) = text(&self.shape) {
+            let wrong = |error| Problem::bad(format!("`{shape}` is no cause: {error}."));
+            filter.shape = Some(shape.parse::<Shape>().map_err(wrong)?);
+        }
         filter.body = payload;
         if let Some(number) = text(&self.changed) {
             let wrong = |_| Problem::bad(format!("`{number}` is not the number of an action."));
@@ -221,6 +228,10 @@ impl Search {
             from: time(filter.accepted_from.or(filter.failed_from)),
             until: time(filter.accepted_until.or(filter.failed_until)),
             error: line_of(filter.error.as_deref()),
+            shape: filter
+                .shape
+                .map(|shape| shape.to_string())
+                .unwrap_or_default(),
             changed: filter
                 .changed_by
                 .map(|it| it.to_string())
@@ -252,6 +263,7 @@ impl Search {
             ("from", &self.from),
             ("until", &self.until),
             ("error", &self.error),
+            ("shape", &self.shape),
             ("payload", &self.payload),
             ("changed", &self.changed),
             ("order", &self.order),

@@ -126,12 +126,12 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
 async fn overview(Extension(mut view): Extension<View>) -> Markup {
     let Some(inbox) = view.console.inbox.clone() else {
         let lately = Lately::of(&view.console).await;
-        return page::overview(&view, None, &[], &[], &lately);
+        return page::overview(&view, None, &[], &[], &lately, None);
     };
     // What does not come from the database is shown nevertheless.
     if let Some(error) = view.failed.clone() {
         let own = Lately::own(&view.console).await;
-        return page::overview(&view, Some(&error), &[], &[], &own);
+        return page::overview(&view, Some(&error), &[], &[], &own, None);
     }
     let mut error = None;
     if view.counted.is_none() {
@@ -149,7 +149,23 @@ async fn overview(Extension(mut view): Extension<View>) -> Markup {
     };
     let running = running.unwrap_or_default();
     let lately = Lately::of(&view.console).await;
-    page::overview(&view, error.as_ref(), &blocked, &running, &lately)
+    // As for lanes.
+    let kinds = view.stats().into_iter().flat_map(|stats| &stats.kinds);
+    let why = match kinds.map(|kind| kind.retrying + kind.dead).sum() {
+        0_u64 => None,
+        _ => {
+            let causes = async move { inbox.causes(CAUSES).await };
+            view.console.causes.by(causes).await.ok()
+        }
+    };
+    page::overview(
+        &view,
+        error.as_ref(),
+        &blocked,
+        &running,
+        &lately,
+        why.as_ref(),
+    )
 }
 
 /// Which page of all event types is asked for.
@@ -167,6 +183,9 @@ async fn kinds(
     let lately = Lately::of(&view.console).await;
     Ok(page::kinds(&view, &lately, part.page))
 }
+
+/// The number of causes of failures on the overview.
+const CAUSES: usize = 8;
 
 /// How many changes of all that match the overview shows.
 const MANY: usize = 100;

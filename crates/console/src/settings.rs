@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::SystemTime;
 
 use http::HeaderName;
-use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::{Causes, Inbox};
 #[cfg(feature = "sqlite")]
 use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{Count, FailureBudget, Recent, Silence};
@@ -23,6 +23,7 @@ pub struct Console {
     pub(super) inbox: Option<Inbox>,
     pub(super) counts: Counts,
     pub(super) lately: Counts<Vec<Count>>,
+    pub(super) causes: Counts<Causes>,
     pub(super) budget: Option<FailureBudget>,
     pub(super) silence: Option<Silence>,
     pub(super) recent: Option<Recent>,

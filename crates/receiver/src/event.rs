@@ -91,12 +91,10 @@ impl Events {
                 Err(HandlerError::retry_after(delay, reason))
             }
             Err(Failure::Failed(reason)) => Err(match last {
+                // An inbox keeps the number of attempts beside the reason.
+                Some(_) if is_stored => HandlerError::dead_letter(reason),
                 Some((attempt, max)) => {
-                    let reason = format!("attempt {attempt} of {max} failed: {reason}");
-                    match is_stored {
-                        true => HandlerError::dead_letter(reason),
-                        false => HandlerError::discard(reason),
-                    }
+                    HandlerError::discard(format!("attempt {attempt} of {max} failed: {reason}"))
                 }
                 None => HandlerError::retry(reason),
             }),

@@ -374,6 +374,7 @@ fn shows(state: EventState, failures: &[PastFailure], settlement: &Settlement) -
             outcome,
             reason,
             took,
+            ..
         } = failure.clone();
         (outcome, reason, took.map(|took| took.as_micros()))
     };

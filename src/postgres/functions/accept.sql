@@ -112,7 +112,7 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.accept(
     p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_routes text[],
     p_kinds bigint[], p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
-    p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[],
+    p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[], p_shapes bigint[],
     p_deliveries bigint[], p_items bigint[], p_kept bytea[]
 )
 RETURNS TABLE (
@@ -136,6 +136,7 @@ DECLARE
     c_outcome CONSTANT bytea := 'too-many-types';
     c_reason CONSTANT bytea :=
         '1,000 other event types of this route wait already: have a worker take them, or discard them, and then redrive this event';
+    c_shape CONSTANT bigint := 3447048317431973916;
     v_known bigint[];
     v_refused bigint[] := '{}';
     v_is_left boolean[] := array_fill(true, ARRAY[v_count]);
@@ -232,13 +233,14 @@ BEGIN
             IF false = ANY (v_may_wait) THEN
                 SELECT array_agg(e.is_one_more ORDER BY e.at),
                     array_agg(CASE WHEN e.is_one_more THEN c_outcome ELSE e.outcome END ORDER BY e.at),
-                    array_agg(CASE WHEN e.is_one_more THEN c_reason ELSE e.reason END ORDER BY e.at)
-                INTO v_one_more, p_outcomes, p_reasons
+                    array_agg(CASE WHEN e.is_one_more THEN c_reason ELSE e.reason END ORDER BY e.at),
+                    array_agg(CASE WHEN e.is_one_more THEN c_shape ELSE e.shape END ORDER BY e.at)
+                INTO v_one_more, p_outcomes, p_reasons, p_shapes
                 FROM (
                     SELECT e.*, e.outcome IS NULL AND NOT v_may_wait[e.kind]
                         AND (e.lease IS NULL OR NOT v_open[e.kind]) AS is_one_more
-                    FROM unnest(p_kinds, p_leases, p_outcomes, p_reasons) WITH ORDINALITY
-                        AS e (kind, lease, outcome, reason, at)
+                    FROM unnest(p_kinds, p_leases, p_outcomes, p_reasons, p_shapes) WITH ORDINALITY
+                        AS e (kind, lease, outcome, reason, shape, at)
                 ) AS e;
             END IF;
         END IF;
@@ -291,9 +293,9 @@ BEGIN
 
     IF cardinality(p_outcomes) > 0 THEN
         WITH failed AS (
-            INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
-            SELECT e.seq, v_now, e.took, e.outcome, e.reason
-            FROM unnest(v_seqs, p_took, p_outcomes, p_reasons) AS e (seq, took, outcome, reason)
+            INSERT INTO {schema}.failures (seq, at, took, outcome, reason, shape)
+            SELECT e.seq, v_now, e.took, e.outcome, e.reason, e.shape
+            FROM unnest(v_seqs, p_took, p_outcomes, p_reasons, p_shapes) AS e (seq, took, outcome, reason, shape)
             WHERE e.seq IS NOT NULL AND e.outcome IS NOT NULL
         )
         INSERT INTO {schema}.dead (seq, at, kind, failures)

@@ -43,7 +43,7 @@ END $tower_webhook$;
 -- Ends the attempt of a locked head in another way than `handled` and `ignored`. Returns whether the event leaves the
 -- line.
 CREATE FUNCTION {schema}.fail(
-    v_head {schema}.head, p_end text, p_after bigint, p_outcome bytea, p_reason bytea, p_took bigint,
+    v_head {schema}.head, p_end text, p_after bigint, p_outcome bytea, p_reason bytea, p_took bigint, p_shape bigint,
     p_uncounted bigint, p_blocks boolean, p_holds boolean
 )
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
@@ -55,8 +55,8 @@ BEGIN
     IF p_end = 'retry' AND NOT v_head.is_tried AND v_head.failures = 0 THEN v_head.first_failed := NULL; END IF;
     IF p_outcome IS NOT NULL THEN
         v_head.is_tried := true;
-        INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
-        VALUES (v_head.seq, v_now, p_took, p_outcome, p_reason);
+        INSERT INTO {schema}.failures (seq, at, took, outcome, reason, shape)
+        VALUES (v_head.seq, v_now, p_took, p_outcome, p_reason, p_shape);
         DELETE FROM {schema}.failures f WHERE f.seq = v_head.seq AND f.id <= (
             SELECT old.id FROM {schema}.failures old WHERE old.seq = v_head.seq ORDER BY old.id DESC OFFSET 100 LIMIT 1
         );
@@ -112,7 +112,8 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_uncounted bigint[],
     p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_routes text[], p_limited text[], p_only text[],
-    p_except text[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+    p_except text[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[],
+    p_shapes bigint[]
 )
 RETURNS TABLE (
     o_at bigint, o_is_held boolean,
@@ -182,8 +183,8 @@ BEGIN
             -- The same attempt may have an end before this one in the arrays.
             o_is_held := FOUND;
             IF NOT FOUND OR NOT {schema}.fail(
-                v_head, p_ends[o_at], p_afters[o_at], p_outcomes[o_at], p_reasons[o_at], p_took[o_at], p_uncounted[o_at],
-                p_blocks[o_at], p_holds[o_at]
+                v_head, p_ends[o_at], p_afters[o_at], p_outcomes[o_at], p_reasons[o_at], p_took[o_at], p_shapes[o_at],
+                p_uncounted[o_at], p_blocks[o_at], p_holds[o_at]
             ) THEN
                 RETURN NEXT;
                 CONTINUE;

@@ -166,7 +166,7 @@ const END_ATTEMPT: &str = "
             SELECT s.o_is_held
             FROM {schema}.settle(
                 ARRAY[$2], ARRAY[$3], ARRAY[$4], '{handled}', '{0}', '{0}', '{false}', '{false}',
-                ARRAY[NULL::bigint], ARRAY[NULL::text], '{}', '{}', '{}', '{}', '{}', '{}'
+                ARRAY[NULL::bigint], ARRAY[NULL::text], '{}', '{}', '{}', '{}', '{}', '{}', '{}'
             ) AS s
         ) END,
         {limits}";

@@ -23,8 +23,8 @@ use crate::store::{EventKey, Fence};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM (SELECT {schema}.begin_call($22)) AS c (call)
-    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)
+    FROM (SELECT {schema}.begin_call($23)) AS c (call)
+    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)
     ORDER BY o_at";
 
 pub(super) struct Accept {
@@ -174,7 +174,7 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
     });
     let headers = events().map(|event| headers::to_bytes(event.delivery.headers()).map(Into::into));
     let items = || events().map(|event| event.delivery.item());
-    let [outcomes, reasons, took] = failures(events().map(|event| event.dead.as_ref()));
+    let [outcomes, reasons, took, shapes] = failures(events().map(|event| event.dead.as_ref()));
     vec![
         ids(|event| event.key.as_ref().map(EventKey::key)),
         ids(|event| event.key.as_ref().map(EventKey::body)),
@@ -197,6 +197,7 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         outcomes,
         reasons,
         took,
+        shapes,
         some(items().map(|item| Some(item?.delivery)), Value::Numbers),
         some(
             items().map(|item| Some(i64::from(item?.number()) << 32 | i64::from(item?.count()))),

@@ -38,7 +38,7 @@ const OTHERS: &str = "
     ) AS o
     ORDER BY o.seq";
 
-const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
+const FAILURES: &str = "SELECT at, outcome, reason, took, shape, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 
 /// The numbers of kinds that were accepted: those of these names at these routes, of which none means all.
 const KINDS: &str = "
@@ -326,7 +326,7 @@ async fn records(database: &Database, get: &str, calls: Vec<Get>) -> Executed<Op
             found.insert(column::<i64>(event, rows::NUMBER)?, (event, Vec::new()));
         }
         for failure in &failures {
-            if let Some((_, failures)) = found.get_mut(&column::<i64>(failure, 4)?) {
+            if let Some((_, failures)) = found.get_mut(&column::<i64>(failure, 5)?) {
                 failures.push(failure);
             }
         }

@@ -55,10 +55,10 @@ pub(super) fn handles<'a>(leases: impl Iterator<Item = &'a EventLease> + Clone) 
     ]
 }
 
-/// The parameters of failures: outcomes, reasons and durations.
+/// The parameters of failures: outcomes, reasons, durations and shapes.
 pub(super) fn failures<'a>(
     failures: impl Iterator<Item = Option<&'a Failure>> + Clone,
-) -> [Value; 3] {
+) -> [Value; 4] {
     let texts = |text: fn(&Failure) -> &String| {
         let texts = failures.clone();
         some(
@@ -71,6 +71,10 @@ pub(super) fn failures<'a>(
         texts(|failure| &failure.reason),
         some(
             failures.clone().map(|failure| failure?.took.map(micros)),
+            Value::Numbers,
+        ),
+        some(
+            failures.clone().map(|failure| Some(failure?.shape.0)),
             Value::Numbers,
         ),
     ]

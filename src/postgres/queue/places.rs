@@ -12,7 +12,7 @@ pub(super) const COLUMNS: &str =
 pub(super) fn with_last_failures(page: &str) -> String {
     format!(
         "SELECT f.*, p.* FROM {page} AS p (seq) LEFT JOIN LATERAL (
-            SELECT f.at, f.outcome, f.reason, f.took FROM {{schema}}.failures AS f
+            SELECT f.at, f.outcome, f.reason, f.took, f.shape FROM {{schema}}.failures AS f
             WHERE f.seq = p.seq ORDER BY f.id DESC LIMIT 1
         ) AS f ON true"
     )

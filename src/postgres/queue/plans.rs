@@ -47,8 +47,8 @@ const FILL: &str = "
     INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect)
     SELECT lane, 0, seq, {schema}.micros() + 3600000000, 2, 0, 0, seq % 7 = 0, seq % 50 = 0
     FROM {schema}.events WHERE seq BETWEEN 19001 AND 20000;
-    INSERT INTO {schema}.failures (seq, at, outcome, reason)
-    SELECT seq, accepted, 'failed', 'an error' FROM {schema}.events WHERE seq > 12000;
+    INSERT INTO {schema}.failures (seq, at, outcome, reason, shape)
+    SELECT seq, accepted, 'failed', 'an error', 1 FROM {schema}.events WHERE seq > 12000;
     INSERT INTO {schema}.keys (key, body, done_until, event)
     SELECT digest, digest, now() + interval '1 day', seq FROM {schema}.events;
     INSERT INTO {schema}.actions (at, who, reason, what, event, changed)

@@ -10,7 +10,9 @@ use sqlx::postgres::PgRow;
 use crate::delivery::{IdempotencyKey, Item, RawDelivery};
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Failure, Lane, TakenEvent, UNCOUNTED};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Failure, Lane, Shape, TakenEvent, UNCOUNTED,
+};
 use crate::inbox::headers;
 use crate::inbox::records::{EventSummary, PastFailure};
 use crate::postgres::engine::{Uuid, column, corrupt};
@@ -172,13 +174,14 @@ pub(super) fn failure(row: &PgRow) -> Result<Option<PastFailure>, Error> {
             outcome: text(row, 1)?.unwrap_or_default(),
             reason: text(row, 2)?.unwrap_or_default(),
             took: duration(row, 3)?,
+            shape: Shape(column(row, 4)?),
         },
     }))
 }
 
 /// The column of an event's number, behind those of its last failure, and the first one behind its [`summary`].
-pub(super) const NUMBER: usize = 4;
-pub(super) const REST: usize = 15;
+pub(super) const NUMBER: usize = 5;
+pub(super) const REST: usize = 16;
 
 /// An event, in the columns up to [`REST`].
 pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
@@ -188,17 +191,17 @@ pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
     Ok(EventSummary {
         last_failure: failure(row)?,
         id: EventId(column(row, NUMBER)?),
-        route: route(row, 5)?,
-        kind: kind(row, 6)?,
+        route: route(row, 6)?,
+        kind: kind(row, 7)?,
         // One that cannot be read must not hide the others of a list.
-        key: key(row, 7).unwrap_or_default(),
-        chat: text(row, 8)?,
-        state: state(row, 9)?,
-        accepted_at: time(column(row, 10)?),
-        settled_at: at(11)?,
-        due_at: at(12)?,
-        failures: count(row, 13)?,
-        is_redriven: column(row, 14)?,
+        key: key(row, 8).unwrap_or_default(),
+        chat: text(row, 9)?,
+        state: state(row, 10)?,
+        accepted_at: time(column(row, 11)?),
+        settled_at: at(12)?,
+        due_at: at(13)?,
+        failures: count(row, 14)?,
+        is_redriven: column(row, 15)?,
     })
 }
 

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use super::places::{COLUMNS, Look, with_last_failures};
 use super::{parameters, rows};
-use crate::inbox::event::{EventState, Lane};
+use crate::inbox::event::{EventState, Lane, Shape};
 use crate::inbox::records::Filter;
 use crate::postgres::engine::Value;
 
@@ -39,8 +39,7 @@ impl Source {
         let states = &filter.states;
         // Of these tables, only that of dead letters is in the order of the numbers.
         let only_dead = states.iter().all(|state| *state == EventState::Dead);
-        let reads_failures =
-            filter.error.is_some() || filter.failed_from.is_some() || filter.failed_until.is_some();
+        let reads_failures = filter.error.is_some() || filter.reads_last_failure();
         let reads_events = reads_failures
             || filter.body.is_some()
             || filter.key.is_some()
@@ -169,6 +168,14 @@ impl Conditions {
             let until = self.parameter(Value::Number(rows::micros_of(until)));
             self.compare(format!(
                 "NOT EXISTS (SELECT FROM {{schema}}.failures AS f WHERE f.seq = e.seq AND f.at >= {until})"
+            ));
+        }
+        if let Some(Shape(shape)) = filter.shape {
+            let shape = self.parameter(Value::Number(shape));
+            // Few events have any failure of the shape, and only of these the last one is looked up.
+            self.compare_failures(source, &format!("f.shape = {shape}"));
+            self.compare(format!(
+                "(SELECT f.shape FROM {{schema}}.failures AS f WHERE f.seq = e.seq ORDER BY f.id DESC LIMIT 1) = {shape}"
             ));
         }
     }
@@ -360,8 +367,8 @@ mod tests {
         INSERT INTO {schema}.dead SELECT at, at, 2, 1 FROM generate_series(30001, 35000) AS at;
         INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried)
         SELECT lane, seq, accepted, 2, 1, 0, true FROM {schema}.events WHERE seq > 35000;
-        INSERT INTO {schema}.failures (seq, at, outcome, reason)
-        SELECT seq, accepted, 'failed', 'an error' FROM {schema}.events, generate_series(1, 3)";
+        INSERT INTO {schema}.failures (seq, at, outcome, reason, shape)
+        SELECT seq, accepted, 'failed', 'an error', 1 FROM {schema}.events, generate_series(1, 3)";
 
     struct Filled {
         database: Database,
@@ -395,8 +402,8 @@ mod tests {
         let filled = Filled::create(
             "INSERT INTO {schema}.events (accepted, keep_until, chat_lane, kind, chat)
              SELECT at, at, at % 1000, 2, 'other' FROM generate_series(1, 50000) AS at;
-             INSERT INTO {schema}.failures (seq, at, outcome, reason)
-             SELECT at, at, 'failed', 'an error' FROM generate_series(1, 50000) AS at",
+             INSERT INTO {schema}.failures (seq, at, outcome, reason, shape)
+             SELECT at, at, 'failed', 'an error', 1 FROM generate_series(1, 50000) AS at",
         )
         .await;
         for statistics in ["SELECT 1", "ANALYZE"] {

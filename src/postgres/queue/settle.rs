@@ -24,8 +24,8 @@ const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_route, o_kind, o_key, o_body, o_headers, o_accepted,
         o_is_redriven, o_failures, o_crashes, o_tried_for, o_uncounted, o_delivery, o_item, o_items, o_kept
-    FROM (SELECT set_config('lock_timeout', '400ms', true), {schema}.begin_call($17)) AS c (time, call)
-    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)
+    FROM (SELECT set_config('lock_timeout', '400ms', true), {schema}.begin_call($18)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -128,11 +128,7 @@ impl Database {
 
     /// Makes an event a dead letter that cannot be read. One for which that fails comes again.
     pub(super) async fn bury(&self, lease: EventLease) {
-        let failure = Failure {
-            outcome: "unreadable".to_owned(),
-            reason: "the event cannot be read from the queue".to_owned(),
-            took: None,
-        };
+        let failure = Failure::new("unreadable", "the event cannot be read from the queue");
         let end = End {
             lease,
             settlement: Settlement::Dead {
@@ -229,11 +225,12 @@ fn values(calls: &[End]) -> Vec<Value> {
     next.sort_by_key(|kinds| &kinds.route);
     next.dedup();
     let [limited, only, except] = kinds(next);
-    let [outcomes, reasons, took] = failures(settlements().map(|settlement| match settlement {
-        Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
-        Settlement::Retry { failure, .. } => failure.as_ref(),
-        Settlement::Handled | Settlement::Ignored | Settlement::Released => None,
-    }));
+    let [outcomes, reasons, took, shapes] =
+        failures(settlements().map(|settlement| match settlement {
+            Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
+            Settlement::Retry { failure, .. } => failure.as_ref(),
+            Settlement::Handled | Settlement::Ignored | Settlement::Released => None,
+        }));
     vec![
         ids,
         fences,
@@ -251,6 +248,7 @@ fn values(calls: &[End]) -> Vec<Value> {
         outcomes,
         reasons,
         took,
+        shapes,
     ]
 }
 

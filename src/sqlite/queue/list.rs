@@ -14,7 +14,7 @@ use super::row::{self, Work};
 use super::search::{self, FIRST};
 use super::{SqliteQueue, actions, blocked};
 use crate::inbox::actions::{Action, Which};
-use crate::inbox::event::{EventId, EventState, Failure};
+use crate::inbox::event::{EventId, EventState, Failure, Shape};
 use crate::inbox::headers;
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
@@ -35,12 +35,12 @@ const ITEM: &str = "
     SELECT e.delivery, e.item, e.items, b.kept FROM events e LEFT JOIN bodies b ON b.seq = e.seq WHERE e.seq = ?1";
 const OTHERS: &str = "SELECT item, seq FROM events WHERE delivery = ?1 AND seq <> ?2";
 const FAILURES: &str =
-    "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number";
+    "SELECT at, outcome, reason, took, shape FROM failures WHERE seq = ?1 ORDER BY number";
 const HAS_ERROR: &str = "
     SELECT 1 FROM failures
     WHERE seq = ?1 AND (instr(lower(outcome), ?2) > 0 OR instr(lower(reason), ?2) > 0)";
 const LAST_FAILURE: &str =
-    "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number DESC";
+    "SELECT at, outcome, reason, took, shape FROM failures WHERE seq = ?1 ORDER BY number DESC";
 #[cfg(test)]
 pub(super) const STATEMENTS: &[&str] = &[
     SUMMARY,
@@ -167,7 +167,8 @@ fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
             continue;
         }
         event.last_failure = last_failure(tx, event.id)?;
-        if !filter.matches_last_failure(event.last_failure.as_ref().map(|last| last.at)) {
+        let last = event.last_failure.as_ref();
+        if !filter.matches_last_failure(last.map(|last| (last.at, last.failure.shape))) {
             continue;
         }
         if filter.body.is_some() {
@@ -349,6 +350,7 @@ fn read_failure(row: &Row<'_>) -> Result<PastFailure> {
             outcome: row.get(1)?,
             reason: row.get(2)?,
             took: took.map(|took| Duration::from_micros(took.unsigned_abs())),
+            shape: Shape(row.get(4)?),
         },
     })
 }

@@ -50,8 +50,8 @@ const UPDATE: &str = "
 const REMOVE: &str = "DELETE FROM work WHERE seq = ?1";
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 const FAIL: &str = "
-    INSERT INTO failures (seq, number, at, took, outcome, reason)
-    SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4, ?5 FROM failures WHERE seq = ?1
+    INSERT INTO failures (seq, number, at, took, outcome, reason, shape)
+    SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4, ?5, ?6 FROM failures WHERE seq = ?1
     RETURNING number";
 const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <= ?2";
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
@@ -185,7 +185,8 @@ pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> Result<()> {
             tx.now,
             took,
             cut(&failure.outcome, OUTCOME),
-            cut(&failure.reason, REASON)
+            cut(&failure.reason, REASON),
+            failure.shape.0
         ],
         |row| row.get(0),
     )?;

@@ -121,8 +121,7 @@ pub(super) fn candidates(
         use EventState::{Dead, InProgress, Retrying};
         matches!(state, InProgress | Retrying | Dead)
     };
-    let reads_failures =
-        filter.error.is_some() || filter.failed_from.is_some() || filter.failed_until.is_some();
+    let reads_failures = filter.error.is_some() || filter.reads_last_failure();
     if reads_failures && !only(has_failed) {
         return some(tx, FAILED[order], params![first, last], FAILURES);
     }

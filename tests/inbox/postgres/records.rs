@@ -282,8 +282,8 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
              INSERT INTO tower_webhook.ended
              SELECT seq, seq, NULL, 0, (CASE WHEN seq % 8000 = 17 THEN 'discarded' ELSE 'handled' END)::tower_webhook.event_state
              FROM tower_webhook.events WHERE seq % 5000 <> 17 AND seq % 7000 <> 17;
-             INSERT INTO tower_webhook.failures (seq, at, outcome, reason)
-             SELECT seq, 0, 'error', convert_to('It took ' || seq, 'UTF8')
+             INSERT INTO tower_webhook.failures (seq, at, outcome, reason, shape)
+             SELECT seq, 0, 'error', convert_to('It took ' || seq, 'UTF8'), 1
              FROM tower_webhook.events WHERE seq % 2500 = 17",
             kinds[0], kinds[1]
         ),

@@ -19,6 +19,7 @@ mod alone;
 mod attempts;
 mod batches;
 mod bulk;
+mod causes;
 mod changes;
 mod counts;
 mod crashes;
@@ -65,6 +66,7 @@ pub(crate) use self::bulk::{
     bulk_changes_are_cancelled, steps_change_events_in_every_place,
     steps_lead_on_from_their_positions,
 };
+pub(crate) use self::causes::causes_are_grouped;
 pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
     redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
@@ -259,6 +261,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         last_failures_are_shown
         failures_keep_their_durations
         errors_are_found
+        causes_are_grouped
         bodies_are_found
         failures_are_found_by_time
         searches_end_in_time

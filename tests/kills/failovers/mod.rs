@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::task::block_in_place;
+use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
@@ -178,6 +178,9 @@ async fn survives<St: Store + Clone>(
         let each = began.elapsed() * SENDERS as u32 / (book.handled() - before) as u32;
         took += each.saturating_sub(PAUSE);
         lock(&book.refused).clear();
+        // Those before are old enough for the replicas.
+        let recent = lock(&book.acknowledged).len() - 2_000;
+        lock(&book.acknowledged).drain(..recent);
 
         kills.push(Instant::now());
         let killed = block_in_place(|| servers.kill_primary(failover));
@@ -194,13 +197,24 @@ async fn survives<St: Store + Clone>(
         let span = refused.first().zip(refused.last());
         away.push(span.map_or(0.0, |(first, last)| (*last - *first).as_secs_f64()));
 
-        // What was acknowledged until now, once more.
+        // What was acknowledged since the last look, once more.
         let acknowledged = mem::take(&mut *lock(&book.acknowledged));
-        for key in acknowledged {
-            let before = lock(&book.runs)[&key].len();
-            book.send(&service, &key).await;
-            forgotten += lock(&book.runs)[&key].len() - before;
+        let runs = |keys: &[String]| -> usize {
+            let runs = lock(&book.runs);
+            keys.iter().map(|key| runs[key].len()).sum()
+        };
+        let before = runs(&acknowledged);
+        let mut again = JoinSet::new();
+        for keys in acknowledged.chunks(acknowledged.len().div_ceil(SENDERS)) {
+            let (book, service, keys) = (Arc::clone(&book), service.clone(), keys.to_vec());
+            again.spawn(async move {
+                for key in keys {
+                    book.send(&service, &key).await;
+                }
+            });
         }
+        again.join_all().await;
+        forgotten += runs(&acknowledged) - before;
     }
     book.closed.store(true, Ordering::SeqCst);
     for sender in senders {

@@ -6,7 +6,7 @@ use tower_webhook::inbox::{BlockedLane, EventId, EventState, EventSummary, Selec
 use super::super::reading::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
-use super::text::{ago, clip, count, name, time};
+use super::text::{ago, clip, count, encode, name, size, time};
 use super::view::View;
 
 /// What was wrong with the events that were selected in a list, or with its filter.
@@ -114,6 +114,9 @@ fn form(view: &View, search: &Search) -> Markup {
                     div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); }
                     div.grow { label for="payload" { "Payload contains" } input #payload name="payload" value=(search.payload); }
                 }
+                @if !search.shape.is_empty() {
+                    div.grow { label for="shape" { "Cause" } input #shape name="shape" value=(search.shape); }
+                }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 @if !search.changed.is_empty() {
                     div.grow.narrow { label for="changed" { (label("changed")) } input #changed name="changed" value=(search.changed); }
@@ -180,13 +183,13 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
     let chats = if has_chat { "Chat" } else { "" };
     html! {
         table {
-            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures, and the last one"]))
+            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures"]))
             tbody {
                 @for event in rows {
                     tr {
                         @if let Some(checked) = checked {
                             // With the state that the operator sees: an event that has changed since is left alone.
-                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
+                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
@@ -196,13 +199,21 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
                             // A failure may not have counted. Those before a redrive are on the event's own page.
-                            @if event.failures > 0 || event.state == EventState::Retrying { (reason(view, event.last_failure.as_ref(), 40)) }
+                            @if event.failures > 0 || event.state == EventState::Retrying { (reason(view, event.last_failure.as_ref(), room(event))) }
                         }
                     }
                 }
             }
         }
     }
+}
+
+/// How many bytes of HTML the reason of a failure may take in a row: what its chat and its kind leave.
+fn room(event: &EventSummary) -> usize {
+    let chat = event.chat.as_deref().unwrap_or_default();
+    let [chat_size, kind_size] = [chat, event.kind.as_str()].map(|text| size(&clip(text, 60)));
+    let used = encode(chat).len() + chat_size + kind_size;
+    240_usize.saturating_sub(used).max(40)
 }
 
 pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool) -> Markup {
@@ -273,6 +284,7 @@ pub(super) fn label(field: &str) -> &str {
         "from" => "Since (UTC)",
         "until" => "Until (UTC)",
         "error" => "Error contains",
+        "shape" => "Cause",
         "payload" => "Payload contains",
         "changed" => "Changed by action",
         other => other,

@@ -335,12 +335,15 @@ pub(super) fn routes(view: &View, stats: &Stats, rows: &[Row<'_>], most: usize) 
     }
 }
 
-/// The events that were handled in each minute of the last hour, as bars.
+/// The events that were handled in the last hour, as bars of two minutes.
 fn sparkline(hour: &Hour) -> Markup {
-    let (sum, most) = (hour.sum(), hour.handled.iter().copied().max().unwrap_or(0));
+    let in_a_minute = hour.handled.iter().copied().max().unwrap_or(0);
+    let bars = hour.handled.chunks(2).map(|minutes| minutes.iter().sum());
+    let bars: Vec<u64> = bars.collect();
+    let (sum, most) = (hour.sum(), bars.iter().copied().max().unwrap_or(0));
     let mut path = "M0 20".to_owned();
     let (mut top, mut right) = (20, 0);
-    for handled in hour.handled {
+    for handled in bars {
         // A single event beside thousands is still a bar. A number may be any `u64`, so 20 times it needs more bits.
         let height = match handled {
             0 => 0,
@@ -358,8 +361,8 @@ fn sparkline(hour: &Hour) -> Markup {
     html! {
         span.number { (count(sum)) }
         " "
-        svg.spark viewBox="0 0 60 20" width="120" height="20" role="img"
-            aria-label={ (sum) " handled in the last hour, at most " (most) " in a minute" } {
+        svg.spark viewBox="0 0 30 20" preserveAspectRatio="none" width="120" height="20" role="img"
+            aria-label={ (sum) " handled in the last hour, at most " (in_a_minute) " in a minute" } {
             path d=(path) {}
         }
     }

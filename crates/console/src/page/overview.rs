@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use tower_webhook::EventType;
-use tower_webhook::inbox::{Action, BlockedLane, Inbox, Scope, Stats};
+use tower_webhook::inbox::{Action, BlockedLane, Cause, Causes, Inbox, Scope, Stats};
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Silence, Silent, Spent};
 
@@ -16,12 +16,13 @@ use super::actions::running;
 use super::causes::{causes, show};
 use super::events::waiting;
 use super::kinds::{self, first, table};
-use super::parts::{chat, event_type, head, reason, state};
+use super::parts::{cause_of, chat, event_type, head, reason, state};
 use super::text::{ago, clip, count, long, name, scope, time};
 use super::view::View;
 
 /// The number of problems that are shown.
 const PROBLEMS: usize = 10;
+const PROBLEMS_BESIDE_CAUSES: usize = 3;
 
 /// The number of outcomes that are shown.
 const OUTCOMES: usize = 30;
@@ -58,6 +59,7 @@ pub(in super::super) fn overview(
     blocked: &[BlockedLane],
     changes: &[Action],
     lately: &Lately,
+    why: Option<&(Causes, Duration)>,
 ) -> Markup {
     let stats = view.stats();
     let console = &view.console;
@@ -74,12 +76,12 @@ pub(in super::super) fn overview(
             h1 { "Overview" }
             @if view.can_change() { (pause(view, &Scope::Everything, is_paused)) }
         }
-        div #age data-live { (ages(view, lately)) }
+        div #age data-live { (ages(view, lately, why)) }
         div.stack {
             section {
                 div.head {
                     h2 { "Kinds" }
-                    @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
+                    @if console.inbox.is_some() { a.end href=(view.url("/kinds")) { "All kinds" } }
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, false))
@@ -88,6 +90,7 @@ pub(in super::super) fn overview(
                     @if let Some(stats) = stats.filter(|_| view.can_change()) { (retire(view, stats)) }
                 }
             }
+            div #causes data-live { @if let Some((why, _)) = why { (failed(view, why)) } }
             div #changes data-live { @if !changes.is_empty() { (running(view, changes)) } }
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if console.inbox.is_some() || console.recent.is_some() {
@@ -98,7 +101,7 @@ pub(in super::super) fn overview(
             }
             @if let Some(recent) = &console.recent {
                 section {
-                    h2 { "Newest problems" @if console.inbox.is_some() { " of this process" } }
+                    h2 { "Newest problems" @if console.inbox.is_some() { " of deliveries to this process" } }
                     div #problems data-live { (problems(view, &recent.problems())) }
                 }
             }
@@ -128,7 +131,7 @@ fn worst(view: &View, blocked: &[BlockedLane]) -> Markup {
                                 a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
                                 ", " (name(&event.route, &event.kind)) " " (state(event))
                             }
-                            td.wide { (reason(view, event.last_failure.as_ref(), 200)) }
+                            td.wide { (reason(view, event.last_failure.as_ref(), 160)) }
                         }
                     }
                 }
@@ -201,9 +204,13 @@ fn answers(view: &View, lately: &Lately) -> Markup {
 }
 
 /// How old the numbers are, if that matters.
-fn ages(view: &View, lately: &Lately) -> Markup {
+fn ages(view: &View, lately: &Lately, why: Option<&(Causes, Duration)>) -> Markup {
     let of_events = view.counted.as_ref().map(|(_, age)| *age);
-    let ages = [("events", of_events), ("the last hour", Some(lately.age))];
+    let ages = [
+        ("events", of_events),
+        ("the last hour", Some(lately.age)),
+        ("causes", why.map(|(_, age)| *age)),
+    ];
     let old = ages
         .into_iter()
         .filter_map(|(of, age)| Some((of, age.filter(|age| *age >= SOME_TIME)?)));
@@ -212,27 +219,76 @@ fn ages(view: &View, lately: &Lately) -> Markup {
     }
 }
 
+/// Why events have failed, by cause.
+fn failed(view: &View, why: &Causes) -> Markup {
+    let all = view.events(&[("state", "failed")]);
+    html! {
+        @if !why.causes.is_empty() {
+            section {
+                div.head { h2 { "Why events have failed" } a.end href=(all) { "All that have failed" } }
+                table {
+                    (head(&["#Events", "#Chats", "First", "Last", "Kind", "Reason"]))
+                    tbody { @for cause in &why.causes { (row(view, cause)) } }
+                }
+                @if why.others > 0 {
+                    p { a href=(all) { (count(why.others)) " more" } " have failed for other reasons." }
+                }
+                @if why.is_more { p.quiet { "Of the newest " (count(why.events)) " that have failed." } }
+            }
+        }
+    }
+}
+
+fn row(view: &View, cause: &Cause) -> Markup {
+    let shape = cause.shape.map(|shape| shape.to_string());
+    let mut query = vec![
+        ("state", "failed"),
+        ("route", cause.route.as_str()),
+        ("kind", cause.kind.as_str()),
+    ];
+    query.extend(shape.as_deref().map(|shape| ("shape", shape)));
+    html! {
+        tr {
+            td.number data-label="Events" { a href=(view.events(&query)) { (count(cause.events)) } }
+            td.number data-label="Chats" { (count(cause.chats)) }
+            td data-label="First" { (time(cause.first)) }
+            td data-label="Last" { (time(cause.last)) }
+            td { (name(&cause.route, &cause.kind)) }
+            td.wide {
+                @if shape.is_none() { "Various reasons, such as " }
+                (cause_of(view, &cause.outcome, &cause.reason, 140))
+            }
+        }
+    }
+}
+
 fn problems(view: &View, problems: &[tower_webhook::telemetry::Problem]) -> Markup {
+    let has_inbox = view.console.inbox.is_some();
+    // Why attempts of an inbox failed is shown for all processes.
+    let problems: Vec<_> = problems
+        .iter()
+        .filter(|it| !(has_inbox && it.is_from_inbox))
+        .collect();
+    let most = if has_inbox {
+        PROBLEMS_BESIDE_CAUSES
+    } else {
+        PROBLEMS
+    };
     html! {
         @if problems.is_empty() { p.quiet { "None." } }
         @else {
             table {
                 (head(&["Last", "#Times", "Outcome", "Kind", "Reason"]))
                 tbody {
-                    @for problem in problems.iter().take(PROBLEMS) {
+                    @for problem in problems.iter().take(most) {
                         tr {
-                            td {
-                                @match problem.event.filter(|_| view.console.inbox.is_some()) {
-                                    Some(event) => a href=(view.url(format_args!("/events/{event}"))) { (time(problem.at)) },
-                                    None => (time(problem.at)),
-                                }
-                            }
+                            td { (time(problem.at)) }
                             td.number data-label="Times" { (count(problem.count)) }
                             td { b.bad { (problem.outcome) } }
                             td { (event_type(&problem.route, problem.kind.as_ref())) }
                             td.wide {
                                 @if view.console.hides_payloads { span.quiet { "hidden" } }
-                                @else { (clip(&problem.reason, 160)) }
+                                @else { (clip(&problem.reason, 140)) }
                             }
                         }
                     }

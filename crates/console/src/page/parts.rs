@@ -60,11 +60,16 @@ pub(super) fn event_type(route: &RouteName, kind: Option<&EventKind>) -> Markup 
 /// The last failure of an event, whose reason takes at most so many bytes of HTML.
 pub(super) fn reason(view: &View, failure: Option<&PastFailure>, most: usize) -> Markup {
     html! {
-        @if let Some(PastFailure { failure, .. }) = failure {
-            b.bad { (clip(&failure.outcome, 60)) }
-            @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-            @else { ": " (clip(&failure.reason, most)) }
-        }
+        @if let Some(PastFailure { failure, .. }) = failure { (cause_of(view, &failure.outcome, &failure.reason, most)) }
+    }
+}
+
+/// An outcome, and a reason that takes at most so many bytes of HTML.
+pub(super) fn cause_of(view: &View, outcome: &str, reason: &str, most: usize) -> Markup {
+    html! {
+        b.bad { (clip(outcome, 60)) }
+        @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+        @else { ": " (clip(reason, most)) }
     }
 }
 

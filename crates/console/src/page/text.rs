@@ -4,24 +4,34 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 use tower_webhook::inbox::Scope;
+pub(super) use tower_webhook::inbox::in_words as long;
 use tower_webhook::{EventKind, RouteName};
 
 /// Returns the start of a text that takes at most so many bytes of HTML.
 pub(super) fn clip(text: &str, most: usize) -> String {
     let mut size = 0;
     for (at, char) in text.char_indices() {
-        // The lengths of `&amp;`, `&lt;` and `&quot;`, which `maud` writes.
-        size += match char {
-            '&' => 5,
-            '<' | '>' => 4,
-            '"' => 6,
-            other => other.len_utf8(),
-        };
+        size += size_of(char);
         if size > most {
             return format!("{}…", &text[..at]);
         }
     }
     text.to_owned()
+}
+
+/// The number of bytes of HTML that a text takes.
+pub(super) fn size(text: &str) -> usize {
+    text.chars().map(size_of).sum()
+}
+
+fn size_of(char: char) -> usize {
+    // The lengths of `&amp;`, `&lt;` and `&quot;`, which `maud` writes.
+    match char {
+        '&' => 5,
+        '<' | '>' => 4,
+        '"' => 6,
+        other => other.len_utf8(),
+    }
 }
 
 /// Encodes a value of a query.
@@ -108,20 +118,6 @@ pub(in super::super) fn clamped(at: SystemTime) -> SystemTime {
 /// Formats the time since `at`, such as `3 min`.
 pub(super) fn ago(at: SystemTime) -> String {
     long(at.elapsed().unwrap_or_default())
-}
-
-/// Formats a duration in its largest two units, such as `2 h 5 min`.
-pub(super) fn long(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
-    match (days, hours, minutes) {
-        (0, 0, 0) => format!("{seconds} s"),
-        (0, 0, _) => format!("{minutes} min"),
-        (0, _, 0) => format!("{hours} h"),
-        (0, ..) => format!("{hours} h {minutes} min"),
-        (_, 0, _) => format!("{days} d"),
-        _ => format!("{days} d {hours} h"),
-    }
 }
 
 /// Formats the duration of an attempt, such as `35 ms` or `1.2 s`.

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tower_webhook::inbox::{
     Action, ActionKind, BlockedLane, EventRecord, EventState, EventSummary, Scope, Stats, escaped,
-    expected,
+    expected, in_words,
 };
 use tower_webhook::{EventKind, EventType};
 
@@ -257,15 +257,9 @@ pub(crate) fn short(text: &str) -> String {
 }
 
 pub(crate) fn ago(time: SystemTime) -> String {
-    let Ok(age) = time.elapsed() else {
-        return "now".to_owned();
-    };
-    let seconds = age.as_secs();
-    match seconds {
-        0..120 => format!("{seconds}s ago"),
-        120..7_200 => format!("{}m ago", seconds / 60),
-        7_200..172_800 => format!("{}h ago", seconds / 3_600),
-        _ => format!("{}d ago", seconds / 86_400),
+    match time.elapsed() {
+        Ok(age) => format!("{} ago", in_words(age)),
+        Err(_) => "now".to_owned(),
     }
 }
 

@@ -105,11 +105,7 @@ fn take() -> Take {
 }
 
 fn failure() -> Failure {
-    Failure {
-        outcome: "failed".to_owned(),
-        reason: "the CRM is away".to_owned(),
-        took: Some(SECOND),
-    }
+    Failure::new("failed", "the CRM is away").took(SECOND)
 }
 
 fn retry(after: Duration, blocks_lane: bool) -> Settlement {

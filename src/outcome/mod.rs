@@ -1,5 +1,7 @@
 //! The outcome of one attempt to handle an event, with or without HTTP, and what becomes of the event.
 
+mod shape;
+
 use std::error::Error;
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,6 +10,8 @@ use std::time::Duration;
 
 use crate::delivery::DecodeError;
 use crate::error::{BoxError, Chain};
+
+pub use self::shape::{Shape, UnknownShape};
 
 /// The outcome of one attempt to handle an event.
 ///
@@ -281,9 +285,8 @@ impl Outcome {
     /// Describes an attempt that did not succeed.
     pub(crate) fn failure(&self, took: Option<Duration>) -> Failure {
         Failure {
-            outcome: self.name().to_owned(),
-            reason: self.describe(),
             took,
+            ..Failure::new(self.name(), self.describe())
         }
     }
 
@@ -356,6 +359,8 @@ pub struct Failure {
     pub reason: String,
     /// The duration of the attempt. `None` if it is not known, as for a crash.
     pub took: Option<Duration>,
+    /// What it has in common with others of the same cause.
+    pub shape: Shape,
 }
 
 impl Failure {
@@ -368,9 +373,11 @@ impl Failure {
     /// ```
     #[must_use]
     pub fn new(outcome: impl Into<String>, reason: impl Into<String>) -> Self {
+        let reason = reason.into();
         Self {
             outcome: outcome.into(),
-            reason: reason.into(),
+            shape: Shape::of(&reason),
+            reason,
             took: None,
         }
     }
