@@ -81,7 +81,7 @@ mod tests {
         assert!(missing.source().is_some());
         assert_eq!(
             text(missing),
-            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the one \
+            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the secret \
              that is configured at the sender"
         );
         let unreadable = Secrets::from_file("/nonexistent/secrets").unwrap_err();
