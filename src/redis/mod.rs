@@ -33,7 +33,8 @@ use crate::store::{
 /// success, for as long as the server has the record: see its [persistence, requirements and
 /// rights](crate::docs::stores#redis) and [size](crate::docs::stores#size). Each operation is one script, and so one atomic
 /// step, by the server's clock. A claim that the server lost is noticed by the next renewal, at a third of the lease;
-/// until then, a second delivery can be handled beside the first. When the memory is full, new events are answered with
+/// until then, a second delivery can be handled beside the first. A failover of a cluster or by sentinels is answered with
+/// 503, for about 4 seconds where a server counts as away after 2; keep the lease longer than that. When the memory is full, new events are answered with
 /// 503, and those in flight can still be recorded.
 ///
 /// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a

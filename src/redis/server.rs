@@ -214,7 +214,9 @@ impl Info<'_> {
 
     /// The names of the primaries that it watches, if it is a sentinel.
     fn sentinel_of(&self) -> Option<String> {
-        if self.0.get("redis_mode") != Some(&"sentinel") {
+        // Valkey has the second name.
+        let mode = self.0.get("redis_mode").or(self.0.get("server_mode"));
+        if mode != Some(&"sentinel") {
             return None;
         }
         // `master0:name=webhooks,status=ok,…`

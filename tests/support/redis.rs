@@ -120,7 +120,7 @@ impl RedisServer {
 
     /// Sends one command and returns the answer as it comes over the wire.
     pub fn command(&self, words: &[&str]) -> String {
-        let answer = ask(self.port, words);
+        let answer = self.ask(words);
         answer.unwrap_or_else(|error| panic!("no answer to {words:?}: {error}"))
     }
 
@@ -130,12 +130,20 @@ impl RedisServer {
 
     /// The same, empty if the server is away, or ends its connections as a sentinel has told it to.
     fn try_command(&self, words: &[&str]) -> String {
-        ask(self.port, words).unwrap_or_default()
+        self.ask(words).unwrap_or_default()
+    }
+
+    fn is_sentinel(&self) -> bool {
+        self.dir.path().join(SENTINEL).exists()
+    }
+
+    fn ask(&self, words: &[&str]) -> std::io::Result<String> {
+        ask(self.port, self.is_sentinel(), words)
     }
 
     /// Whether it came up.
     fn launch(&mut self) -> bool {
-        let is_sentinel = self.dir.path().join(SENTINEL).exists();
+        let (port, is_sentinel) = (self.port, self.is_sentinel());
         let child = Command::new("redis-server")
             .args(
                 is_sentinel
@@ -164,7 +172,7 @@ impl RedisServer {
                 self.child = None;
                 return false;
             }
-            let info = ask(self.port, &["INFO"]).unwrap_or_default();
+            let info = ask(port, is_sentinel, &["INFO"]).unwrap_or_default();
             // Not the server of another test, which took the port first.
             let is_ours = info.contains(&format!("\nprocess_id:{}\r", child.id()));
             let is_ready = is_sentinel || info.contains("\nloading:0\r");
@@ -217,16 +225,22 @@ fn free_port() -> u16 {
     }
 }
 
-fn ask(port: u16, words: &[&str]) -> std::io::Result<String> {
+fn ask(port: u16, is_sentinel: bool, words: &[&str]) -> std::io::Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     let mut command = format!("*{}\r\n", words.len());
     for word in words {
         command += &format!("${}\r\n{word}\r\n", word.len());
     }
+    // After its answers the server ends the connection.
+    if !is_sentinel {
+        command += "*1\r\n$4\r\nQUIT\r\n";
+    }
     stream.write_all(command.as_bytes())?;
-    // The server ends the connection after its answer. A sentinel knows no `QUIT`.
-    stream.shutdown(Shutdown::Write)?;
+    // A sentinel knows no `QUIT`, and answers at once: a server drops a command that has to wait when this ends.
+    if is_sentinel {
+        stream.shutdown(Shutdown::Write)?;
+    }
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     Ok(String::from_utf8_lossy(&answer).into_owned())
