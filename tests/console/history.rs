@@ -248,6 +248,55 @@ async fn history_compares_a_day_with_the_day_before() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_day_is_compared_with_the_same_weekday_a_week_before() {
+    let desk = Desk::new();
+    let app = desk.console();
+    let now = async || {
+        let page = get(&app, "/history?range=1h").await.text;
+        let (_, now) = page
+            .split_once("</table>")
+            .unwrap()
+            .0
+            .rsplit_once("datetime=\"")
+            .unwrap();
+        now[..16].to_owned()
+    };
+    // The day does not end before the test does.
+    if now().await.contains("T23:") {
+        sleep(2 * HOUR).await;
+    }
+    let send_all = async |keys: std::ops::Range<usize>| {
+        for n in keys {
+            send(&desk.webhooks, event("a", n)).await.assert_ok();
+        }
+        sleep(2 * SECOND).await;
+    };
+    send_all(0..5).await;
+    sleep(7 * DAY).await;
+    send_all(5..12).await;
+    let day = now().await[..10].to_owned();
+    let page = get(&app, &format!("/history?day={day}&kind=chat-rated")).await;
+    page.is(200)
+        .shows("Before: on the same weekday a week before, up to the same time.")
+        .shows(&format!(
+            r#"name="day" required aria-label="Day (UTC)" value="{day}""#
+        ))
+        .shows(r#"<input type="hidden" name="kind" value="chat-rated">"#)
+        .shows(r#"data-label="Number"><b>7</b></td><td class="number" data-label="Before">5</td>"#)
+        // The chart says when most was, and how much.
+        .shows("<span>at most <b>7</b> in 30 minutes, <time")
+        .shows(&format!(r#"href="/history?day={day}">"#));
+    let week_ago = get(&app, "/history?range=7d").await;
+    week_ago.is(200).shows(r#"data-label="Number"><b>"#);
+    for wrong in ["yesterday", "2026-02-30", "2026-11-20T00:00"] {
+        get(&app, &format!("/history?day={wrong}"))
+            .await
+            .is(400)
+            .shows("is not a day such as");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_an_inbox_they_are_those_of_this_process() {
     let recent = Recent::new();
     let fails = EventRouter::new()

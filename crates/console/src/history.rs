@@ -23,6 +23,8 @@ use super::settings::Console;
 #[serde(default)]
 pub(super) struct Asked {
     range: String,
+    /// A day of UTC, such as `2026-11-20`, instead of a range.
+    day: String,
     route: String,
     kind: String,
     until: String,
@@ -77,8 +79,11 @@ pub(super) struct Range {
     until: i64,
     /// How many minutes a bar covers.
     pub(super) bucket: i64,
-    /// Whether counts of as long a time before are kept.
-    pub(super) has_before: bool,
+    /// How many minutes before it the time is that it is compared with: as long a time just before, and of a day, the same
+    /// weekday a week ago. `None` if counts of that time are not kept.
+    pub(super) before: Option<i64>,
+    /// The day that was chosen, and the weekday.
+    pub(super) day: Option<(String, String)>,
 }
 
 const HOUR: i64 = 60;
@@ -115,8 +120,44 @@ impl Range {
             from: from - from.rem_euclid(bucket),
             until,
             bucket,
-            has_before: has_inbox && name != "30d",
+            before: (has_inbox && name != "30d")
+                .then_some(until - (from - from.rem_euclid(bucket))),
+            day: None,
         })
+    }
+
+    /// A day up to now, in half hours.
+    fn of_day(day: &str, now: SystemTime) -> Result<Self, Problem> {
+        let wrong = || Problem::bad(format!("`{day}` is not a day such as `2026-11-20`."));
+        let midnight = humantime::parse_rfc3339_weak(&format!("{day} 00:00:00"));
+        let midnight = midnight
+            .ok()
+            .filter(|_| day.len() == 10)
+            .ok_or_else(wrong)?;
+        let from = minute_of(midnight);
+        // `Fri, 20 Nov 2026 00:00:00 GMT`
+        let date = httpdate::fmt_http_date(midnight);
+        Ok(Self {
+            name: "",
+            from,
+            until: (from + DAY).min(minute_of(now) + 1).max(from + 1),
+            bucket: 30,
+            before: Some(7 * DAY),
+            day: Some((day.to_owned(), date[..16].to_owned())),
+        })
+    }
+
+    /// The minutes with which it is compared.
+    fn compared(&self) -> Option<std::ops::Range<i64>> {
+        let before = self.before?;
+        Some(self.from - before..self.until - before)
+    }
+
+    pub(super) fn title(&self) -> String {
+        match &self.day {
+            Some((_, date)) => date.clone(),
+            None => format!("The last {}", self.words()),
+        }
     }
 
     pub(super) fn words(&self) -> &'static str {
@@ -131,7 +172,7 @@ impl Range {
     pub(super) fn bucket_words(&self) -> &'static str {
         match self.name {
             "1h" => "a minute",
-            "24h" => "30 minutes",
+            "24h" | "" => "30 minutes",
             "7d" => "2 hours",
             _ => "12 hours",
         }
@@ -161,22 +202,24 @@ pub(super) async fn history(
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Markup, Problem> {
     let Query(asked) = asked?;
-    let range = Range::parse(
-        &asked.range,
-        view.console.now(),
-        view.console.inbox.is_some(),
-    )?;
-    let before = if range.has_before {
-        range.until - range.from
-    } else {
-        0
+    let (now, has_inbox) = (view.console.now(), view.console.inbox.is_some());
+    let range = match text(&asked.day) {
+        Some(day) if has_inbox => Range::of_day(&day, now)?,
+        _ => Range::parse(&asked.range, now, has_inbox)?,
     };
     // `Refused` has the same failures.
-    let series = Series::ALL.into_iter().filter(|it| *it != Series::Budget);
-    let of = CountsOf::new(series, range.from - before..range.until)
-        .bucket(range.bucket)
-        .limit(MOST);
-    let mut counts = counts(&view.console, of).await?;
+    let series: Vec<_> = Series::ALL
+        .into_iter()
+        .filter(|it| *it != Series::Budget)
+        .collect();
+    let read = async |minutes| {
+        let of = CountsOf::new(series.clone(), minutes);
+        counts(&view.console, of.bucket(range.bucket).limit(MOST)).await
+    };
+    let mut counts = read(range.from..range.until).await?;
+    if let Some(minutes) = range.compared() {
+        counts.extend(read(minutes).await?);
+    }
     let event_type = |count: &Count| Some(EventType::new(count.route.clone(), count.kind.clone()?));
     let types = counts.iter().filter_map(event_type).collect();
     let chosen = Chosen {
