@@ -38,8 +38,8 @@ use crate::route::{EventType, RouteName};
 /// ```
 ///
 /// Memory is bounded, whatever senders write: 100 different problems of verified deliveries and attempts, and 20 of
-/// requests that were not verified, with at most 256 characters of the reason. A new one replaces the one that was not
-/// seen for longest. The durations are those of the last 10,000 events that this process has settled.
+/// requests that were not verified, with at most 256 characters of the reason. A new problem replaces the least recent.
+/// The durations are those of the last 10,000 events that this process has settled.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     shared: Arc<Shared>,

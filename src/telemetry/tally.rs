@@ -385,8 +385,8 @@ impl Tally {
         self.changed.notified().await;
     }
 
-    /// Returns up to `limit` counts that have changed after a number of changes, those that changed first, and the number
-    /// that the next call begins with.
+    /// Returns up to `limit` counts that have changed after a number of changes, in the order of their changes, and the
+    /// number that the next call begins with.
     pub(crate) fn changed(&self, after: u64, limit: usize) -> (Vec<Count>, u64) {
         let state = lock(&self.shared);
         let rows = state.rows.iter().filter(|(_, row)| row.changed > after);
