@@ -131,12 +131,12 @@ pub enum ConfigError {
 
 errors! {
     ConfigError {
-        Self::EmptySecret => "the secret is empty: set the one that is configured at the sender";
-        Self::NoSecrets => "there is no secret: pass at least one that is configured at the sender";
+        Self::EmptySecret => "the secret is empty: set the secret that is configured at the sender";
+        Self::NoSecrets => "there is no secret: pass a secret that is configured at the sender";
         Self::Environment { name, source: None } => "the environment variable `{name}` is empty: set it to the secret \
             that is configured at the sender";
         Self::Environment { name, source: Some(source) } => "the environment variable `{name}` holds no secret: set it \
-            to the one that is configured at the sender" => source;
+            to the secret that is configured at the sender" => source;
         Self::SecretFile { path, source } => "a file of secrets must be readable UTF-8 with one secret per line: `{}` \
             cannot be read", path.display() => source;
         Self::HeaderPrefix(prefix) => "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens";

@@ -28,7 +28,7 @@ const MINUTE: u64 = 60;
 /// A kind without a handler is answered with 200 and not remembered, unless a
 /// [`fallback`](Self::fallback) takes it or [`reject_unhandled`](Self::reject_unhandled) was called.
 /// [`Webhooks::keep_handled`](crate::Webhooks::keep_handled) decides it before a store or an inbox is asked.
-/// A handler that panics has failed, like one that returned an error.
+/// A handler that panics has failed, as if it had returned an error.
 ///
 /// Behind [`IdempotencyLayer`](crate::IdempotencyLayer), handlers have a time limit, and continue when
 /// the client disconnects; without it, neither applies.
@@ -217,8 +217,8 @@ impl EventRouter {
 
     /// Handles the events of all kinds without a handler.
     ///
-    /// The body is known to be a JSON object in UTF-8, and is not decoded further. Of a sender of forms, it may be a form:
-    /// [`Sender::form_as_json`](crate::Sender::form_as_json) reads it.
+    /// The body is known to be a JSON object in UTF-8, and is not decoded further. If the sender sends forms, it may be
+    /// a form: [`Sender::form_as_json`](crate::Sender::form_as_json) reads it.
     ///
     /// ```
     /// # use tower_webhook::{EventRouter, RawDelivery};

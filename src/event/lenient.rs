@@ -172,7 +172,7 @@ enum NumberKey {
 /// A JSON boolean, number or string.
 pub(super) enum Scalar<'a> {
     Bool(bool),
-    /// Wide enough for every `i64` and `u64`, so that one variant takes both.
+    /// Wide enough for both `i64` and `u64`.
     Integer(i128),
     Float(f64),
     Text(Cow<'a, str>),
@@ -246,7 +246,7 @@ impl Shape for BTreeMap<String, String> {
         while let Some(key) = map.next_key()? {
             match read(map, Path::Part(&dropped))? {
                 Some(value) => strings.insert(key, value),
-                // The last of repeated keys wins, even if it is the one that is dropped.
+                // The last of repeated keys wins, even if its value is dropped.
                 None => strings.remove(&key),
             };
         }
@@ -278,7 +278,7 @@ pub(super) enum Path<'a> {
     /// The payload, and how many warnings are left.
     Root(&'a Cell<u8>),
     Field(&'a Path<'a>, &'static str),
-    /// An element or entry of a collection, and the count of those that were dropped.
+    /// An element or entry of a collection, and how many were dropped from it.
     Part(&'a Cell<usize>),
 }
 

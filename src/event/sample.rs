@@ -26,7 +26,7 @@ pub fn sample(kind: &EventKind) -> Option<&'static str> {
         .map(|(_, json)| *json)
 }
 
-/// Joins the fields that all kinds of Spec 2.3 share with those that only some of them have.
+/// Joins the fields of all kinds of Spec 2.3 with the fields of some of them.
 macro_rules! lifecycle {
     ($status:literal, $last_opened_at:literal) => {
         lifecycle!($status, "", "", $last_opened_at)

@@ -11,8 +11,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tracing::Instrument;
 
-/// The detached runs of a layer: those that continue after their client disconnected. They are bounded
-/// in number, and can be waited for at shutdown. Clones are handles to the same runs.
+/// The runs of a layer that continue after their client disconnected. They are bounded in number, and can be waited for
+/// at shutdown. Clones are handles to the same runs.
 ///
 /// ```no_run
 /// # async fn serve() -> std::io::Result<()> { Ok(()) }

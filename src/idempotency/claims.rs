@@ -116,7 +116,7 @@ enum Claimant {
     Body,
 }
 
-/// Claims `id`. Returns `None` when the store fails and the delivery is to be handled all the same.
+/// Claims `id`. Returns `None` when the store fails and the delivery is to be handled without it.
 async fn claim<St: Store>(
     leases: &Arc<Leases<St>>,
     rules: Rules,

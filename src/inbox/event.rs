@@ -218,8 +218,8 @@ impl Kinds {
         self.route == *route && self.contains(kind)
     }
 
-    /// Returns the kinds that the set is limited to, without those that are [excluded](Self::excluded). `None` when it
-    /// is not limited.
+    /// Returns the kinds that the set is limited to, without the [excluded](Self::excluded) ones. `None` when it is not
+    /// limited.
     #[must_use]
     pub fn included(&self) -> Option<&BTreeSet<EventKind>> {
         self.only.as_ref()
@@ -267,14 +267,14 @@ pub struct TakenEvent {
     /// The delivery as it was accepted, with the number of this attempt: one more than `failures` and `crashes`
     /// together.
     pub delivery: RawDelivery,
-    /// The lane of the event. `None` for an event without a chat, and for one that was redriven.
+    /// The lane of the event. `None` for an event without a chat, and for a redriven event.
     pub lane: Option<Lane>,
     /// The number of counted attempts that failed before this one.
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of these failures, or of those that did not count while none did, unless attempts
-    /// of the type were slowed down. `None` if there is none.
+    /// The time since the first of these failures. While there is none, the time since the first failure that did not
+    /// count, unless attempts of the type were slowed down. `None` without either.
     pub tried_for: Option<Duration>,
     /// The number of attempts that failed without being counted. 200 while attempts of the type were slowed down are as one.
     pub uncounted: u32,

@@ -331,9 +331,9 @@ impl Inbox {
         Ok(changed)
     }
 
-    /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter
-    /// that holds its lane. They are sorted by the numbers of these events, beginning after `after`. With `chat`, only
-    /// the lane of that chat is returned, if it is blocked.
+    /// Returns up to `limit` lanes that wait for an event that has failed: it is tried again, or is a dead letter that
+    /// holds its lane. They are sorted by the numbers of these events, beginning after `after`. With `chat`, only the
+    /// lane of that chat is returned, if it is blocked.
     ///
     /// # Errors
     ///
@@ -435,7 +435,7 @@ impl Inbox {
         if change == Change::Made {
             match revoke {
                 Some(revoke) => revoke(),
-                // Another one has begun meanwhile.
+                // Another attempt has begun since.
                 None if self.shared.workers.revocation(id).is_some() => self.shared.workers.check(),
                 None => {}
             }
@@ -597,7 +597,7 @@ impl Inbox {
     }
 
     /// Whether the workers of this process can take events from the queue: false when none of a worker's claims has succeeded
-    /// for 10 s. Events of new chats may be handled all the same, but no retried one. The log has the reason.
+    /// for 10 s. Events of new chats may still be handled, but no retried one. The log has the reason.
     ///
     /// This is an alarm, and no question for the readiness of your application, as deliveries are accepted: see
     /// [`is_ready`](Self::is_ready).
@@ -609,7 +609,7 @@ impl Inbox {
     /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
     ///
     /// It asks the queue at intervals that double from 1 ms up to a minute. It can wait for days while an event is
-    /// retried, and for ever while one is paused, so it is meant for tests:
+    /// retried, and without end while one is paused, so it is meant for tests:
     ///
     /// ```
     /// # use tower_webhook::event::ChatAssigned;

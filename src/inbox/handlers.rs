@@ -65,11 +65,11 @@ pub(super) const PUT_OFF: Duration = Duration::from_secs(10 * 60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Duty {
     Handle,
-    /// It leaves the event to the worker that handles it. Its chat waits.
+    /// The worker leaves the event to another, which handles its type. The event's chat waits.
     Leave,
-    /// That worker is away: the event is tried again later, and its chat goes on without it.
+    /// The worker for the type is away: the event is tried again later, and its chat goes on without it.
     PutOff,
-    /// No worker handles it.
+    /// No worker handles the type.
     Ignore,
 }
 
@@ -91,7 +91,7 @@ struct Known {
 fn duty(own: Own, known: Option<Known>) -> Duty {
     match (own, known) {
         (Own::Handler, _) | (Own::Fallback, None) => Duty::Handle,
-        // The fallback is its own one, perhaps. Of the worker that was there before, nobody knows whether it comes back.
+        // A noted fallback may be this worker's own. A worker that is away may never come back.
         (Own::Fallback, Some(known)) if known.is_fallback || known.is_away => Duty::Handle,
         (Own::Nothing, Some(known)) if known.is_away => Duty::PutOff,
         (_, Some(_)) => Duty::Leave,

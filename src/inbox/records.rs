@@ -135,8 +135,8 @@ impl Stats {
     }
 
     /// Returns the routes whose events wait although a worker could have begun them, with the number of these events: they
-    /// have waited for ten minutes, none is in progress or blocks others, nothing is paused, and no worker of the route has noted
-    /// a handler meanwhile. Probably, no worker handles the route.
+    /// have waited for ten minutes, none is in progress or blocks others, nothing is paused, and no worker of the route
+    /// has noted a handler in that time. Probably, no worker handles the route.
     #[must_use]
     pub fn unattended(&self) -> Vec<(RouteName, u64)> {
         let mut routes = BTreeMap::<_, (u64, bool)>::new();
@@ -322,8 +322,8 @@ pub struct EventRecord {
     pub item: Option<Item>,
     /// The other events of that batch, by the number of their items: the first 100.
     pub others: Vec<(u32, EventId)>,
-    /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
-    /// keep only the latest ones: those of this crate keep 100.
+    /// The attempts that did not succeed, oldest first, without snoozed and interrupted ones. A queue may keep only the
+    /// latest: the queues of this crate keep 100.
     pub failures: Vec<PastFailure>,
 }
 
@@ -371,7 +371,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Selects the events that have failed and were not handled since: those that are retried, and dead letters. Their
+    /// Selects the events that have failed and were not handled since, that is, retried events and dead letters. Their
     /// last failures were at `from` or later, and before `until`.
     ///
     /// ```
@@ -655,7 +655,7 @@ impl Listed {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BlockedLane {
-    /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
+    /// The event for which the lane waits: it is tried again, or is a dead letter that holds the lane.
     pub event: EventSummary,
     /// When the event became a dead letter, or when it failed first with a failure that counts. Without such a failure,
     /// when it was accepted.

@@ -17,7 +17,7 @@ pub enum OnFailure {
     /// The later events wait for the event that failed, so their order is kept.
     #[default]
     Block,
-    /// The later events are handled meanwhile, and the event that failed is tried again out of order.
+    /// The later events do not wait, and the event that failed is tried again out of order.
     Skip,
 }
 

@@ -26,9 +26,9 @@ struct Registered {
     worker: Arc<dyn Local>,
 }
 
-/// A worker, for every type of queue and service.
+/// A worker, whatever its types of queue and service.
 pub(super) trait Local: Send + Sync {
-    /// Reserves room for an event, if it is one that the worker takes.
+    /// Reserves room for an event, if the worker takes such events.
     fn reserve(&self, events: &[NewEvent]) -> Option<Room>;
     fn wake(&self);
     /// Returns what ends the attempt of an event, if it is in progress.

@@ -209,7 +209,7 @@ fn answer(it: &ChallengeDescription, method: &Method, is_signed: bool) -> Result
     })
 }
 
-/// Where a challenge has something: in a POST that is signed, or in a query parameter or a header of one that is not.
+/// Where a challenge has something: in a signed POST, or in a query parameter or a header of an unsigned request.
 fn source(field: &'static str, at: &str, is_signed: bool) -> Result<Source, String> {
     match (at.strip_prefix('?'), is_signed) {
         (Some(name), false) => Ok(Source::Query(name.to_owned())),

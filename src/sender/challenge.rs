@@ -65,7 +65,7 @@ pub(super) enum Answer {
         coding: Coding,
         prefix: String,
     },
-    /// The same for every challenge.
+    /// The same answer to all challenges.
     Constant {
         status: StatusCode,
         content_type: Option<&'static str>,

@@ -424,7 +424,7 @@ impl Description {
         elsewhere.iter().any(is_query)
     }
 
-    /// A window that ends before the retries do refuses them; one that lasts longer than keys are remembered lets a captured
+    /// A window that ends before the retries do refuses them. A window that outlasts the memory of keys lets a captured
     /// delivery be sent again.
     fn check_window(&self, schemes: &[Scheme], policy: &SenderPolicy) -> Result<(), String> {
         let field = "signature.timestamp.past";

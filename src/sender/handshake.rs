@@ -57,7 +57,7 @@ impl Handshake {
         matches!(self, Self::Body(_))
     }
 
-    /// The answer to one that was accepted.
+    /// The answer to an accepted handshake.
     pub(crate) fn reply(&self, secret: &str) -> Reply {
         let mut reply = Reply::new(200, None, "");
         if let (Self::Header(name), Ok(mut value)) = (self, HeaderValue::from_str(secret)) {

@@ -16,7 +16,7 @@ pub(crate) enum Media {
     /// Such as `application/cloudevents+json`.
     #[serde(rename = "application/*+json")]
     AnyJson,
-    /// A body that begins with `{` or `[` is JSON all the same, and any other a form.
+    /// A body that begins with `{` or `[` is nevertheless JSON, and any other a form.
     #[serde(rename = "application/x-www-form-urlencoded")]
     Form,
     /// JSON that is called text.

@@ -308,7 +308,7 @@ impl Sender {
         }
         if token.as_ref().is_empty() {
             return Err(self.is_wrong(
-                "the token of its challenges is empty: set the one that is configured there",
+                "the token of its challenges is empty: set the token that is configured there",
             ));
         }
         self.token = token_tag(token.as_ref());

@@ -28,7 +28,8 @@ macro_rules! profiles {
                 $($(#[cfg(feature = $feature_of_other)])? $other,)*
             ];
 
-            /// Returns the description of a profile in JSON: the start of one that you [write](crate::docs::senders#another-sender).
+            /// Returns the description of a profile in JSON: begin with it when you
+            /// [write your own](crate::docs::senders#another-sender).
             #[must_use]
             pub fn profile(name: &str) -> Option<&'static str> {
                 match name {

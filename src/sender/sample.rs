@@ -64,7 +64,7 @@ impl Sender {
                 };
                 if texts.len() < made.parts.len() {
                     return Err(self.is_wrong(
-                        "its event types are joined of several texts: give one that is",
+                        "its event types are joined of several texts: give such a type",
                     ));
                 }
                 let parts = made.parts.iter().zip(texts);
@@ -146,8 +146,8 @@ impl Sender {
         self.described().schemes()[0].has_token_in_body()
     }
 
-    /// Returns the header in which this sender sends its secret, for one that sends a token and signs nothing: what
-    /// [`sign`](Self::sign) leaves out. `None` for one that signs, or if the secret can be no header.
+    /// Returns the header in which this sender sends its secret as a token, which [`sign`](Self::sign) leaves out.
+    /// `None` for a sender that signs, or if the secret cannot be the value of a header.
     ///
     /// ```
     /// use tower_webhook::Sender;
@@ -168,7 +168,7 @@ impl Sender {
     }
 }
 
-/// The fields of an object as a form: those that are objects hold JSON.
+/// The fields of an object as a form. A field that is an object becomes JSON.
 fn form(object: &Value) -> String {
     let fields = object.as_object().into_iter().flatten();
     let fields = fields.map(|(name, value)| {

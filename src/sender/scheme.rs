@@ -60,13 +60,13 @@ pub(crate) enum Place {
     Made(Box<Made>),
 }
 
-/// An event type of several texts, or one that may be missing.
+/// An event type of several texts, or which may be missing.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Made {
     pub(crate) parts: Vec<Place>,
     /// What stands between them.
     pub(crate) with: String,
-    /// In place of one that is missing.
+    /// In place of a missing type.
     pub(crate) default: Option<EventKind>,
 }
 
@@ -277,7 +277,7 @@ impl Scheme {
         }
     }
 
-    /// Reads the head of a request, and refuses one that cannot prove anything. Most senders need no `now`.
+    /// Reads the head of a request, and refuses a head that cannot prove anything. Most senders need no `now`.
     #[inline]
     pub(super) fn claim(
         &self,

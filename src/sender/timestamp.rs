@@ -14,7 +14,7 @@ pub(crate) enum Unit {
 }
 
 impl Unit {
-    /// Milliseconds since 1970. `None` for everything but plain digits, or the form of RFC 3339.
+    /// Milliseconds since 1970. `None` unless they are plain digits, or in the form of RFC 3339.
     pub(super) fn millis(self, text: &[u8]) -> Option<i64> {
         match self {
             // A zero in front could belong to what is signed before it.
@@ -110,7 +110,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
         - 719_469
 }
 
-/// The date of a day since 1970: the last one that does not begin after it.
+/// The date of a day since 1970.
 fn date(day: i64) -> (i64, i64, i64) {
     // Years of 365 days count too many years, so the loop only goes back.
     let mut year = 1970 + day.div_euclid(365) + 1;

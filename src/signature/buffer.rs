@@ -49,8 +49,9 @@ pub(crate) struct Budget {
 struct Large {
     bodies: BTreeMap<u64, Counted>,
     next: u64,
-    /// The memory of those that go on, and of those that were given up and have not ended.
+    /// The memory of the bodies that go on.
     used: usize,
+    /// The memory of the bodies that were given up and have not ended.
     ending: usize,
 }
 
@@ -193,7 +194,7 @@ impl Share {
             return Err(self.budget.overloaded());
         }
         body.note(length);
-        // Nobody waits for those that were given up: who waits takes memory, too.
+        // A new body does not wait until given-up bodies have ended, because a waiting body takes memory, too.
         if counted > limit || large.ending > limit || !large.make_room(more, number, limit) {
             return Err(self.budget.overloaded());
         }
@@ -401,7 +402,7 @@ impl Content {
         Ok(())
     }
 
-    /// Returns how much memory to take for `length` bytes and those that may follow.
+    /// Returns how much memory to take for `length` bytes and the bytes that may follow.
     fn room(&self, length: usize) -> usize {
         let declared = self.declared.and_then(|bytes| usize::try_from(bytes).ok());
         let most = declared.unwrap_or(self.max_body).min(self.max_body);

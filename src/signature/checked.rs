@@ -88,7 +88,7 @@ impl Keyed {
 /// What one secret or public key says of the candidates, before the body is complete.
 enum Check {
     Hash(Keyed),
-    /// Boxed, because it is large, and slow all the same.
+    /// Boxed, because it is large, and so slow that the box does not matter.
     Key(Box<Verification>),
     /// Under a secret that may be read in two ways.
     Either(Box<[Keyed; 2]>),
@@ -329,8 +329,8 @@ impl Checked {
         self.checks.update(self.how.part(bytes));
     }
 
-    /// Compares the tags with the claimed ones. `body` is all that was hashed: should the set have been replaced
-    /// meanwhile, it is hashed again, since a removed secret proves nothing.
+    /// Compares the tags with the claimed ones. `body` is all that was hashed. If the set has been replaced since, it
+    /// is hashed again, because a removed secret proves nothing.
     pub(super) fn verify(mut self, body: &[u8]) -> Result<Matched, SignatureError> {
         let late = self.late.as_deref();
         let late = late.map(|(number, sender)| (&sender.described().schemes()[*number], sender));

@@ -1,4 +1,4 @@
-//! Keys of Ed25519, of ECDSA P-256 and of RSA: those that verify, and those that sign in tests.
+//! Keys of Ed25519, of ECDSA P-256 and of RSA: public keys, and private keys for tests.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -129,7 +129,8 @@ impl Verification {
         }
     }
 
-    /// Returns whether one of the candidates is right, which are those that it began with. `signed` is all that was hashed.
+    /// Returns whether one of the candidates is right. They must be the same that it began with. `signed` is all that
+    /// was hashed.
     pub(super) fn matches_one(self, candidates: &Tags, signed: [&[u8]; 3]) -> bool {
         match self {
             Self::Ed25519(streams) => any(streams, |stream| {

@@ -71,17 +71,17 @@ mod tests {
         let text = |error: ConfigError| error.to_string();
         assert_eq!(
             text(Secret::new("").unwrap_err()),
-            "the secret is empty: set the one that is configured at the sender"
+            "the secret is empty: set the secret that is configured at the sender"
         );
         assert_eq!(
             text(Secrets::new([]).unwrap_err()),
-            "there is no secret: pass at least one that is configured at the sender"
+            "there is no secret: pass a secret that is configured at the sender"
         );
         let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
         assert!(missing.source().is_some());
         assert_eq!(
             text(missing),
-            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the one \
+            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the secret \
              that is configured at the sender"
         );
         let unreadable = Secrets::from_file("/nonexistent/secrets").unwrap_err();

@@ -79,7 +79,7 @@ impl Refusal {
         self.row().name
     }
 
-    /// Logs the refusal of a request with this head, within `throttle`, which is for those that anybody can cause.
+    /// Logs the refusal of a request with this head, within `throttle`, because anybody can cause refusals.
     pub(super) fn log_within(&self, throttle: &Throttle, head: Head<'_>) {
         // A line that nobody reads needs no clock.
         if !tracing::enabled!(tracing::Level::WARN) {

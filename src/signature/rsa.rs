@@ -47,11 +47,11 @@ impl Public {
         let is_odd = |number: &[u8]| number.last().is_some_and(|it| it % 2 == 1);
         let is_short = |number: &[u8]| number.first().is_some_and(|it| *it > 0);
         if !is_short(modulus) || !is_short(exponent) {
-            return Some(Err("it is no key of RSA: a number has a zero too many"));
+            return Some(Err("it is not an RSA key: a number has a zero too many"));
         }
         if !is_odd(modulus) || !is_odd(exponent) || exponent.len() > 4 || *exponent == [1] {
             return Some(Err(
-                "it is no key of RSA: its numbers are not odd, or its exponent is 1 or has more than 32 bits",
+                "it is not an RSA key: its numbers are not odd, or its exponent is 1 or has more than 32 bits",
             ));
         }
         Some(Ok(Self(key.into())))

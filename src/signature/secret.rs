@@ -1,4 +1,4 @@
-//! Secrets, and the set of those that are accepted.
+//! Secrets, and the set of accepted secrets.
 
 use std::fmt;
 use std::fs;
@@ -25,10 +25,10 @@ use crate::sender::SecretCoding;
 /// A secret that is set both at the sender, such as in the partner portal, and here
 /// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)). Use it for nothing else.
 ///
-/// Any non-empty sequence of characters is a secret, and the chat platform's bytes are used as they are: one that looks
-/// like hex is not decoded. Give a secret as the sender shows it, such as `whsec_…`: a [`Sender`](crate::Sender) knows
-/// whether to decode it. If you choose it, take 20 random bytes in hex (`openssl rand -hex 20`): who guesses it can send
-/// any event. See [secrets](crate::docs::production#secrets).
+/// Any non-empty sequence of characters is a secret, and the chat platform's bytes are used as they are: a secret that
+/// looks like hex is not decoded. Give a secret as the sender shows it, such as `whsec_…`: a [`Sender`](crate::Sender)
+/// knows whether to decode it. If you choose it, take 20 random bytes in hex (`openssl rand -hex 20`): who guesses it
+/// can send any event. See [secrets](crate::docs::production#secrets).
 ///
 /// Only keyed states of hashes are kept. They, and the bytes given to [`new`](Self::new), are
 /// zeroed on drop, and `Debug` shows none of them. With the feature `public-keys`, a text that

@@ -57,7 +57,7 @@ impl Sender {
     }
 
     /// Returns the query parameter of a delivery as this sender sends it, such as `signature=…`, if its signature stands
-    /// there. Its headers are those that [`sign`](Self::sign) returns.
+    /// there. Its headers are returned by [`sign`](Self::sign).
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ fn can_sign(secret: &Secret, scheme: &Scheme) -> bool {
     tag(secret, scheme, [b""; 3]).is_some()
 }
 
-/// `None` if the secret is not in the form of those that sign.
+/// `None` if the secret is not in a form that can sign.
 fn tag(secret: &Secret, scheme: &Scheme, pieces: [&[u8]; 3]) -> Option<Vec<u8>> {
     match scheme.algorithm.is_asymmetric() {
         true => secret.private()?.sign(scheme.algorithm, pieces),

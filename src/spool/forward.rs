@@ -174,7 +174,7 @@ impl Shared {
                 self.forget_failures(None);
                 lock(&self.measured).counted = None;
             }
-            // Otherwise, those that failed are tried first.
+            // Otherwise, the failed ones are tried first.
             if has_answered && claims.next_due.is_none_or(|due| due > ASK_EVERY) {
                 self.close_breaker();
             }
@@ -210,7 +210,7 @@ impl Shared {
         Ok(claims.next_due)
     }
 
-    /// Forwards events of a chat, up to one that fails. Returns whether there were some.
+    /// Forwards events of a chat until one fails. Returns whether there were some.
     async fn forward_chat(&self, first: TakenEvent, forgotten: &ForgottenChats) -> bool {
         let take = what_is_due();
         let mut next = Some(first);
@@ -322,7 +322,7 @@ impl Shared {
             at.is_some_and(|at| *at >= event::spooled_at(taken))
         });
         if is_forgotten {
-            // So that no worker takes it meanwhile.
+            // It is stored as a dead letter, so that no worker takes it.
             let reason = "its chat was forgotten while the event was in a spool";
             event.dead = Some(Failure::new("forgotten", reason));
         }

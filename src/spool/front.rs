@@ -96,7 +96,7 @@ impl MeasureTables for Spooled {
     async fn tables(&self) -> Result<Tables, StoreError> {
         let shared = &*self.shared;
         if !shared.gate.is_open() {
-            // The file accepts meanwhile, and the caller waits for little longer than for an acceptance.
+            // The file accepts events in any case, so the caller waits for little longer than for an acceptance.
             match within(
                 shared.spool.accept_within / 2,
                 shared.queue.measure.tables(),

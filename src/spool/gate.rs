@@ -62,7 +62,7 @@ struct InLane {
     events: u32,
     /// Whether the queue did not accept the last one, which may not be in the file: without a key, it is refused.
     fails: bool,
-    /// Whether the queue refuses one that is in the file, which does not leave it soon.
+    /// Whether the queue refuses an event that is in the file, which does not leave the file soon.
     is_refused: bool,
 }
 
@@ -279,8 +279,8 @@ impl Gate {
         (of.storing == 0).then_some(of.events)
     }
 
-    /// Notes that an event has left the file, and with the number of events in its lane [before](Self::quiet_lane), that it
-    /// was the last one there, unless another one was stored meanwhile.
+    /// Notes that an event has left the file, and with the number of events in its lane [before](Self::quiet_lane),
+    /// that it was the last one there, unless another one was stored since.
     pub(super) fn forwarded(&self, lane: Option<Lane>, last_of: Option<u32>) {
         let mut state = lock(&self.state);
         state.events = state.events.saturating_sub(1);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_with_an_event_that_was_stored_meanwhile_is_not_empty() {
+    fn a_file_with_an_event_that_was_just_stored_is_not_empty() {
         let gate = Gate::default();
         for stored in 1..=3 {
             let quiet = gate.quiet().unwrap();
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_lane_with_an_event_that_was_stored_meanwhile_stays_in_the_file() {
+    async fn a_lane_with_an_event_that_was_just_stored_stays_in_the_file() {
         let gate = Gate::default();
         let is_direct = |lane| is_direct(&gate, lane);
         drop(gate.turn(LANE.into()));
@@ -435,7 +435,7 @@ mod tests {
         // What was not stored leaves nothing behind.
         gate.turn(LANE.into()).cancel();
         assert!(is_direct(LANE));
-        // The lane of one that was refused without a key goes there, too.
+        // The lane of an event that was refused without a key goes there, too.
         gate.failed(&LANE.into(), 1);
         assert!(!is_direct(LANE));
         gate.accepted(&LANE.into());

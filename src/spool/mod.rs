@@ -73,7 +73,7 @@
 //! it is lost. If the database comes back with other tables, events stay in the file until the right ones are back. A
 //! database that was restored from a backup has the same number, and gets the events of the file. If it lacks the last event that this
 //! process had stored in it, an `ERROR` says so with the next event that it stores: what was acknowledged since the backup
-//! is lost. A process that was restarted meanwhile does not notice.
+//! is lost. A process that was restarted after the last event does not notice.
 //!
 //! The receiver also starts while the database is away.
 //!
@@ -250,7 +250,7 @@ struct Shared {
     failures: Mutex<HashMap<EventId, Failures>>,
     /// How many events the queue has accepted.
     accepted: AtomicU64,
-    /// Read while events are forwarded. Nobody forgets a chat meanwhile.
+    /// Read-locked while events are forwarded, so that nobody forgets a chat at that time.
     forwarding: Arc<RwLock<()>>,
     /// Why the breaker is open.
     reason: Mutex<String>,
@@ -258,8 +258,9 @@ struct Shared {
 }
 
 impl Spooled {
-    /// Waits until all events in the file are forwarded, except those that the queue [refuses](Status::refused), or until
-    /// `within` has passed. Returns the number of all events that are left, of which some may be accepted meanwhile.
+    /// Waits until all events in the file are forwarded, except events that the queue [refuses](Status::refused), or
+    /// until `within` has passed. Returns the number of all events that are left. Some of them may have been accepted
+    /// during the wait.
     pub async fn flush(&self, within: Duration) -> u64 {
         const ASK: Duration = Duration::from_millis(20);
         let shared = &*self.shared;
@@ -359,7 +360,7 @@ impl Shared {
         }
     }
 
-    /// Asks whether the queue can be reached, and is the one that the file is in front of.
+    /// Asks whether the queue can be reached, and the file is in front of it.
     async fn ask(&self) -> Result<(), StoreError> {
         let tables = within(self.spool.accept_within, self.queue.measure.tables()).await?;
         let Tables {

@@ -145,7 +145,7 @@ fn ephemeral(path: &Path) -> Option<&'static str> {
     let path = std::path::absolute(path).ok()?;
     let directory = path.parent()?.canonicalize().ok()?;
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").ok()?;
-    // The last one of those that cover the path is the one that is seen.
+    // The last of the deepest mounts that cover the path is the visible one.
     let kind = mounts
         .lines()
         .filter_map(|line| {

@@ -20,7 +20,7 @@ pub struct Status {
     pub events: u64,
     /// The time since the oldest of them was accepted.
     pub oldest: Option<Duration>,
-    /// The number of those that the queue refuses, though it accepts others. They are tried again, ever less often.
+    /// The number of events that the queue refuses, though it accepts others. They are tried again, ever less often.
     pub refused: u64,
     /// The bytes that are in use.
     pub bytes: u64,

@@ -102,7 +102,7 @@ metrics! {
     describe_gauge BLOCKED = "webhook_inbox_blocked_lanes", Count, "Lanes that wait for an event that has failed.";
     describe_gauge OLDEST = "webhook_inbox_oldest_seconds", Seconds, "Age of the oldest event that is not settled.";
     describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while an event type is paused.";
-    describe_gauge AWAY = "webhook_inbox_handler_away", Count, "1 while events of a type wait and the worker that handles them is away.";
+    describe_gauge AWAY = "webhook_inbox_handler_away", Count, "1 while events of a type wait and the worker for the type is away.";
     describe_gauge BYTES = "webhook_inbox_bytes", Bytes, "Size of the queue.";
     describe_gauge LIMIT = "webhook_inbox_limit_bytes", Bytes, "Limit of the queue's size.";
     #[cfg(feature = "sqlite")]

@@ -113,7 +113,7 @@ impl Silence {
     }
 
     /// The time within which each type is expected. A type that was not seen for long enough to learn a time is left out:
-    /// an earlier process may have learned one that the alert still uses.
+    /// an earlier process may have learned a time that the alert still uses.
     fn expected(&self, rhythms: &BTreeMap<EventType, Rhythm>) -> BTreeMap<EventType, Duration> {
         let learning = rhythms.iter().filter(|_| self.rules.learns);
         let mut expected: BTreeMap<_, _> = learning

@@ -133,8 +133,8 @@
 //! settles the event: it is handled if and only if the writes are committed. If the lease of a run was lost, the server
 //! refuses the settlement, and everything is rolled back. A redriven event runs again, although its key is known. With
 //! another queue, the worker settles the event after the commit, and the key keeps the writes from happening twice.
-//! If a service of your own passes an event to several transactional handlers, the first one that commits settles it,
-//! and nothing repeats the others after a crash.
+//! If a service of your own passes an event to several transactional handlers, the first commit settles it, and nothing
+//! repeats the others after a crash.
 //!
 //! ```ignore
 //! let pool = PgPoolOptions::new().max_connections(32 + 5).connect(&url).await?;

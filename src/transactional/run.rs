@@ -193,7 +193,7 @@ impl Run<'_> {
         }
     }
 
-    /// The lease of the delivery's attempt, if it is one that the run's transaction can end.
+    /// The lease of the delivery's attempt, if the run's transaction can end it.
     async fn lease(
         &self,
         delivery: &RawDelivery,

@@ -12,7 +12,7 @@ use crate::lock::lock;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns(Arc<Mutex<HashMap<u128, Weak<AsyncMutex<()>>>>>);
 
-/// The right to proceed with a key, or a place among those that wait for it.
+/// The right to proceed with a key, or a place among the deliveries that wait for it.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Turns,

@@ -11,8 +11,8 @@ use super::config::AdminConfigError;
 /// The base URL of the Admin API, whose only endpoint is `/graphql` below it
 /// ([Spec 4.1](https://docs.rs/tower-webhook/latest/tower_webhook/docs/platform/index.html#spec-4-1)).
 ///
-/// It may have a path, with or without a trailing slash. `https` is allowed for every host, and plain
-/// `http` only for this machine: `127.0.0.0/8`, `::1` and `localhost`. It is parsed from text:
+/// It may have a path, with or without a trailing slash. `https` is allowed for any host, and plain `http` only for
+/// this machine: `127.0.0.0/8`, `::1` and `localhost`. It is parsed from text:
 ///
 /// ```
 /// use tower_webhook_admin::BaseUrl;
@@ -30,7 +30,7 @@ pub struct BaseUrl {
 }
 
 impl BaseUrl {
-    /// Parses a base URL that may use plain `http` for every host.
+    /// Parses a base URL that may use plain `http` for any host.
     ///
     /// Anyone on the network path can then read and use the [`AccessToken`](super::AccessToken). Use it
     /// only for a test system in an isolated network.

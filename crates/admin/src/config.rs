@@ -61,7 +61,7 @@ pub enum AdminConfigError {
         BoxError,
     ),
     /// The scheme of the base URL is neither `https` nor `http`.
-    #[error("the base URL has the scheme `{0}`: use one that starts with https://")]
+    #[error("the base URL has the scheme `{0}`: use a URL that starts with https://")]
     UnsupportedScheme(
         /// The URL's scheme.
         String,

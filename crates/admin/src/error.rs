@@ -119,7 +119,7 @@ impl AdminError {
     /// [`Transport`](AdminErrorKind::Transport), [`TimedOut`](AdminErrorKind::TimedOut), and a
     /// [`Status`](AdminErrorKind::Status) of 408, 425, 429, 500, 502, 503 or 504.
     ///
-    /// A mutation may have been executed all the same.
+    /// A mutation may have been executed despite the error.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match &self.kind {

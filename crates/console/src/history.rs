@@ -1,5 +1,7 @@
 //! The pages of what was counted, and the ranges that they ask for.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use axum::Extension;
@@ -23,6 +25,8 @@ use super::settings::Console;
 #[serde(default)]
 pub(super) struct Asked {
     range: String,
+    /// A day of UTC, such as `2026-11-20`, instead of a range.
+    day: String,
     route: String,
     kind: String,
     until: String,
@@ -77,8 +81,11 @@ pub(super) struct Range {
     until: i64,
     /// How many minutes a bar covers.
     pub(super) bucket: i64,
-    /// Whether counts of as long a time before are kept.
-    pub(super) has_before: bool,
+    /// How many minutes before it the time is that it is compared with: as long a time just before, and of a day, the same
+    /// weekday a week ago. `None` if counts of that time are not kept.
+    pub(super) before: Option<i64>,
+    /// The day that was chosen, and the weekday.
+    pub(super) day: Option<(String, String)>,
 }
 
 const HOUR: i64 = 60;
@@ -115,8 +122,44 @@ impl Range {
             from: from - from.rem_euclid(bucket),
             until,
             bucket,
-            has_before: has_inbox && name != "30d",
+            before: (has_inbox && name != "30d")
+                .then_some(until - (from - from.rem_euclid(bucket))),
+            day: None,
         })
+    }
+
+    /// A day up to now, in half hours.
+    fn of_day(day: &str, now: SystemTime) -> Result<Self, Problem> {
+        let wrong = || Problem::bad(format!("`{day}` is not a day such as `2026-11-20`."));
+        let midnight = humantime::parse_rfc3339_weak(&format!("{day} 00:00:00"));
+        let midnight = midnight
+            .ok()
+            .filter(|_| day.len() == 10)
+            .ok_or_else(wrong)?;
+        let from = minute_of(midnight);
+        // `Fri, 20 Nov 2026 00:00:00 GMT`
+        let date = httpdate::fmt_http_date(midnight);
+        Ok(Self {
+            name: "",
+            from,
+            until: (from + DAY).min(minute_of(now) + 1).max(from + 1),
+            bucket: 30,
+            before: Some(7 * DAY),
+            day: Some((day.to_owned(), date[..16].to_owned())),
+        })
+    }
+
+    /// The minutes with which it is compared.
+    fn compared(&self) -> Option<std::ops::Range<i64>> {
+        let before = self.before?;
+        Some(self.from - before..self.until - before)
+    }
+
+    pub(super) fn title(&self) -> String {
+        match &self.day {
+            Some((_, date)) => date.clone(),
+            None => format!("The last {}", self.words()),
+        }
     }
 
     pub(super) fn words(&self) -> &'static str {
@@ -131,7 +174,7 @@ impl Range {
     pub(super) fn bucket_words(&self) -> &'static str {
         match self.name {
             "1h" => "a minute",
-            "24h" => "30 minutes",
+            "24h" | "" => "30 minutes",
             "7d" => "2 hours",
             _ => "12 hours",
         }
@@ -147,9 +190,47 @@ impl Range {
     }
 }
 
+/// Requests of one address that were not verified, for one reason.
+pub(super) struct Origin {
+    pub(super) route: RouteName,
+    pub(super) outcome: String,
+    pub(super) address: String,
+    pub(super) number: u64,
+    /// The first and the last minute.
+    pub(super) first: i64,
+    pub(super) last: i64,
+}
+
+impl Origin {
+    /// By address, those with most requests first.
+    fn all(counts: Vec<Count>) -> Vec<Self> {
+        let mut all = BTreeMap::<(RouteName, String), Self>::new();
+        for count in counts {
+            let (outcome, address) = count.outcome.split_once('\n').unwrap_or_default();
+            let new = || Self {
+                route: count.route.clone(),
+                outcome: outcome.to_owned(),
+                address: address.to_owned(),
+                number: 0,
+                first: count.minute,
+                last: count.minute,
+            };
+            let key = (count.route.clone(), count.outcome.to_string());
+            let origin = all.entry(key).or_insert_with(new);
+            origin.number = origin.number.saturating_add(count.number);
+            origin.first = origin.first.min(count.minute);
+            origin.last = origin.last.max(count.minute);
+        }
+        let mut all: Vec<_> = all.into_values().collect();
+        all.sort_by_key(|origin| Reverse(origin.number));
+        all
+    }
+}
+
 /// What was refused, and how the list goes on.
 pub(super) struct Refused {
     pub(super) counts: Vec<Count>,
+    pub(super) origins: Vec<Origin>,
     /// The latest minute, as it was asked for.
     pub(super) until: String,
     /// The latest minute of the next page.
@@ -161,22 +242,24 @@ pub(super) async fn history(
     asked: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Markup, Problem> {
     let Query(asked) = asked?;
-    let range = Range::parse(
-        &asked.range,
-        view.console.now(),
-        view.console.inbox.is_some(),
-    )?;
-    let before = if range.has_before {
-        range.until - range.from
-    } else {
-        0
+    let (now, has_inbox) = (view.console.now(), view.console.inbox.is_some());
+    let range = match text(&asked.day) {
+        Some(day) if has_inbox => Range::of_day(&day, now)?,
+        _ => Range::parse(&asked.range, now, has_inbox)?,
     };
     // `Refused` has the same failures.
-    let series = Series::ALL.into_iter().filter(|it| *it != Series::Budget);
-    let of = CountsOf::new(series, range.from - before..range.until)
-        .bucket(range.bucket)
-        .limit(MOST);
-    let mut counts = counts(&view.console, of).await?;
+    let series: Vec<_> = Series::ALL
+        .into_iter()
+        .filter(|it| !matches!(it, Series::Budget | Series::Origin))
+        .collect();
+    let read = async |minutes| {
+        let of = CountsOf::new(series.clone(), minutes);
+        counts(&view.console, of.bucket(range.bucket).limit(MOST)).await
+    };
+    let mut counts = read(range.from..range.until).await?;
+    if let Some(minutes) = range.compared() {
+        counts.extend(read(minutes).await?);
+    }
     let event_type = |count: &Count| Some(EventType::new(count.route.clone(), count.kind.clone()?));
     let types = counts.iter().filter_map(event_type).collect();
     let chosen = Chosen {
@@ -209,10 +292,17 @@ pub(super) async fn refusals(
         start[..16].to_owned()
     });
     counts.truncate(shown);
+    // They are of all minutes, so that the first page alone has them.
+    let mut origins = Vec::new();
+    if asked.until.is_empty() {
+        let of = CountsOf::new([Series::Origin], now - 7 * DAY..now + 1).limit(MOST);
+        origins = Origin::all(self::counts(&view.console, of).await?);
+    }
     Ok(page::refusals(
         &view,
         &Refused {
             counts,
+            origins,
             until: asked.until.trim().to_owned(),
             older,
         },

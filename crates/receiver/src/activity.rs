@@ -55,9 +55,9 @@ impl Open {
         }
     }
 
-    /// Closes a connection, and returns its peer: the oldest one that has proved nothing, or without such, the one that
-    /// has been idle for longest. Those at work on a complete request are left alone. An error with the time at which
-    /// one may be closed, if there is one that is too young.
+    /// Closes a connection, and returns its peer: the oldest connection that has proved nothing, or if all have, the
+    /// connection that has been idle for longest. A connection at work on a complete request is left alone. If all
+    /// others are too young, the error has the time at which one may be closed.
     pub(crate) fn close_one(&self, least_age: Duration) -> Result<SocketAddr, Option<Instant>> {
         let connections = lock(&self.connections);
         let latest = Instant::now().checked_sub(least_age);
@@ -81,7 +81,8 @@ impl Open {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Closable {
     was_verified: bool,
-    /// The acceptance, or when a part of a large body was received: one that makes progress is not the next.
+    /// The acceptance, or when a part of a large body was received, so that a connection that makes progress is not the
+    /// next.
     progress: Instant,
     since: Instant,
 }

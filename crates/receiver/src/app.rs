@@ -269,7 +269,7 @@ async fn spooled(
     with_queue(setup, built, routes, queue)
 }
 
-/// Those that link an attempt to its delivery, and those that the operator names.
+/// The headers that link an attempt to its delivery, and the headers that the operator names.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 fn kept_headers(args: &Options) -> impl Iterator<Item = HeaderName> {
     let trace = ["traceparent", "tracestate"].map(HeaderName::from_static);

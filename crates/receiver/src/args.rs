@@ -51,8 +51,9 @@ pub(crate) struct Listening {
     /// In JSON, as in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]},
     /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `name`,
     /// `keep-only` (a list), `inbox` or `store`, and `forward` in
-    /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
-    /// to those that name none. A change of FILE needs a restart. The files that it names are read again when they change, and on SIGHUP.
+    /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or
+    /// --store to routes that name none. A change of FILE needs a restart. The files that it names are read again when
+    /// they change, and on SIGHUP.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
         "secret_file", "demo", "dangerously_unsigned", "name", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,
@@ -178,7 +179,7 @@ pub(crate) struct Kept {
     ///
     /// Receivers with the same store or inbox and name share their work: an event that one has handled is not
     /// handled by another. A second account of a sender needs another name. Events that are unsettled wait for a
-    /// receiver of their name, so do not change it meanwhile.
+    /// receiver of their name, so do not change the name before they are settled.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<RouteName>,
 
@@ -276,11 +277,11 @@ pub(crate) struct Limits {
 
     /// How many connections may be open
     ///
-    /// When less than an eighth is free, one is closed for each new one: the one that has proved nothing by a valid
-    /// signature for longest, after at least 500 ms, or else the one that has been idle for longest. Those at work on a
-    /// complete request are never closed. Requests have at
-    /// most 100 headers, of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
-    /// --max-buffered for bodies. Lowered if the limit of open files requires it.
+    /// When less than an eighth is free, each new connection closes an old one: the connection without a valid
+    /// signature for longest (at least 500 ms), or else the connection idle for longest. A connection at work on a
+    /// complete request is never closed. Requests have at most 100 headers, of at most 32 KiB together, so that an
+    /// unfinished one takes about 48 KiB of memory; add --max-buffered for bodies. Lowered if the limit of open files
+    /// requires it.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = value_parser!(u32).range(1..1_000_000))]
     max_connections: u32,
 
@@ -405,7 +406,7 @@ pub(crate) const RETRY_FOR: u64 = 604_800;
 pub(crate) enum OnFailure {
     /// They wait, so that the order is kept
     Block,
-    /// They are handled meanwhile
+    /// They are handled without waiting
     Skip,
 }
 

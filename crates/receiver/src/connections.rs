@@ -121,8 +121,8 @@ impl Connections {
         }
     }
 
-    /// Closes another connection for each new one when there are too many. Otherwise those that prove nothing could shut
-    /// out all others. While none may be closed, new ones wait in the system's queue.
+    /// Closes another connection for each new one when there are too many. Otherwise clients that prove nothing could
+    /// shut out all others. While none may be closed, new ones wait in the system's queue.
     async fn permit(&self, peer: SocketAddr) -> Option<OwnedSemaphorePermit> {
         // Ahead of time, because a connection that is closed ends only when its task runs.
         if self.permits.available_permits() > self.limits.max_connections / SPARE {

@@ -57,7 +57,7 @@ pub(crate) fn secret() -> Option<&'static str> {
     received(SECRET)
 }
 
-/// Adds the options that were passed to those that were given, which take their place.
+/// Adds to the arguments the options that were received, unless the arguments have them already.
 pub(crate) fn add_to(arguments: &mut Vec<OsString>) {
     for (option, name) in URLS {
         let with_value = format!("{option}=");

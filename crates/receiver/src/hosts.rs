@@ -84,7 +84,7 @@ impl Hosts {
         })
     }
 
-    /// A pool that begins with one of the servers. If there are several, it is led to the one that takes writes.
+    /// A pool that begins with one of the servers. If there are several, it is led to the server that takes writes.
     pub(crate) fn pool(self, begin: usize) -> PgPool {
         let hosts: Vec<_> = self
             .0

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use tower_webhook::EventKind;
 
-/// The most letters in which a kind differs from the one that was meant.
+/// The most letters in which a mistyped kind differs from the intended kind.
 const TYPING_ERRORS: usize = 3;
 
 /// Returns what is wrong with a kind that is neither the platform's nor among `others`.

@@ -57,7 +57,7 @@ impl Output {
 
     /// Prints the line of an event that was handled before. A failure is only logged.
     ///
-    /// It never awaits, because a time limit that passed meanwhile would have the event handled again.
+    /// It never awaits, because the event would be handled again if the time limit passed while it waited.
     pub(crate) fn record(&self, line: String) {
         let (written, result) = mpsc::channel();
         let job = Job {

@@ -14,7 +14,7 @@ const MOST_FILES: &str = "process_max_fds";
 const START: &str = "process_start_time_seconds";
 const BUILD: &str = "receiver_build_info";
 
-/// Describes the metrics, and records those that do not change.
+/// Describes the metrics, and records the constant ones.
 pub(crate) fn start() {
     describe_gauge!(CPU, Unit::Seconds, "CPU time of the process.");
     describe_gauge!(MEMORY, Unit::Bytes, "Resident memory of the process.");

@@ -88,8 +88,8 @@ impl Files {
         }
     }
 
-    /// Whether the files differ from those that were read, and have not changed since the last look. A file that is being
-    /// written may have half a secret.
+    /// Whether the files have changed since they were read, but not since the last look. A file that is being written
+    /// may have half a secret.
     fn have_changed(&mut self) -> bool {
         let now = stamps(&self.paths);
         let have_settled = now == self.seen;

@@ -230,7 +230,7 @@ impl Serving {
             unless(cut.clone(), connections.shutdown()),
             handling.drain(cut.clone()),
         );
-        // Runs may have been detached meanwhile.
+        // Runs may have been detached while connections were closed.
         let detached = handling.drain(cut.clone()).await;
         let mut cut_short = closing.or(draining).or(detached);
         #[cfg(all(feature = "postgres", feature = "sqlite"))]

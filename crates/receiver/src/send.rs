@@ -81,7 +81,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
     timeout: u64,
 
-    /// Print a line for every delivery, not only for the first 20
+    /// Print a line for each delivery, not only for the first 20
     #[arg(short, long)]
     verbose: bool,
 }

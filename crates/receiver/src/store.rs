@@ -60,7 +60,7 @@ pub(crate) async fn postgres_queue(hosts: Hosts) -> anyhow::Result<PostgresQueue
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 pub(crate) async fn postgres_queue_or_later(hosts: Hosts) -> anyhow::Result<PostgresQueue> {
     const TRY_AGAIN: Duration = Duration::from_secs(1);
-    /// A receiver that waited for its database would not accept events meanwhile.
+    /// While a receiver waits for its database, it does not accept events.
     const PATIENCE: Duration = Duration::from_secs(2);
 
     let opened = timeout(PATIENCE, postgres_queue(hosts.clone())).await;

@@ -58,6 +58,6 @@ pub(super) const RETRY_AFTER_SECONDS: u64 = 30;
 /// The fault of one query.
 pub(super) struct Drawn {
     pub(super) fault: Option<ApiFault>,
-    /// How many fields lead to the one that [`ApiFault::Null`] makes `null`.
+    /// How many fields lead to the field that [`ApiFault::Null`] makes `null`.
     pub(super) depth: u8,
 }

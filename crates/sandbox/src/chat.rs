@@ -111,8 +111,8 @@ impl SimulatedChat {
     }
 
     /// Sends a message, for instance with an attachment: a
-    /// [`MessageCreated`](tower_webhook::event::MessageCreated) event. Of its fields, only those that are `None` are
-    /// set, except the text and the attachment: without a sender, the customer sends it.
+    /// [`MessageCreated`](tower_webhook::event::MessageCreated) event. Fields that are `None` are set, except the text
+    /// and the attachment: without a sender, the customer sends it.
     ///
     /// ```
     /// # use tower_webhook::event::{Attachment, Message};
@@ -134,8 +134,8 @@ impl SimulatedChat {
         self.step(Step::Message(Box::new(message)))
     }
 
-    /// Sends an event of any kind with any body in this chat, for instance one that does not decode. For
-    /// the chat's rating, the kind alone counts: one that closes the chat is followed by a rating.
+    /// Sends an event of any kind with any body in this chat, for instance a body that does not decode. For the chat's
+    /// rating, the kind alone counts: a rating follows a kind that closes the chat.
     ///
     /// ```
     /// # use tower_webhook::EventKind;

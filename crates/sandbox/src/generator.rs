@@ -25,7 +25,7 @@ enum Phase {
 }
 
 impl Generator {
-    /// Creates the next event: in a new chat, or in one that is not rated yet.
+    /// Creates the next event: in a new chat, or in a chat without a rating.
     pub fn step(&mut self) -> EventId {
         loop {
             if let Some(event) = self.try_step() {

@@ -27,8 +27,7 @@ const QUESTIONS: [&str; 3] = [
 
 const EXPERTS: [(&str, &str); 2] = [("e-1042", "Noor Haddad"), ("e-2077", "Bo Lindqvist")];
 
-/// Returns a random chat. Some fields are omitted at random, because the spec omits those that are not
-/// available.
+/// Returns a random chat. Some fields are omitted at random, because the spec omits unavailable ones.
 pub(super) fn invent(rng: &mut Rng, number: usize, created_at: Timestamp) -> ChatLifecycle {
     let (name, locale, language) = pick(rng, &CUSTOMERS);
     let (category, title) = pick(rng, &CATEGORIES);

@@ -56,7 +56,7 @@
 //! - Only 2xx counts as delivered ([`AttemptResult::is_delivered`]).
 //! - An event is never sent if its webhook is disabled, inactive or without a URL when it is created
 //!   ([`EventState::NeverSent`]). If the webhook is disabled later, the event is retried in its chat's
-//!   first round after the webhook delivers again; its 7 days continue meanwhile.
+//!   first round after the webhook delivers again; its 7 days continue while the webhook is disabled.
 //! - All events of a chat are retried together, so the first retry of an event can come less than 10
 //!   minutes after it failed.
 //! - No order is kept: the events of a chat are sent at the same time.

@@ -7,7 +7,7 @@ use super::platform::Sandbox;
 use super::report::{Attempt, EventId, EventReport, EventState, Report};
 use super::state::{Due, EventRecord, State, Why};
 
-/// Selects events: those that have all values which are not `None`. By default all events.
+/// Selects the events that have all values which are not `None`. By default all events.
 ///
 /// ```
 /// # use tower_webhook_sandbox::{Body, Sandbox, Webhook};
@@ -57,7 +57,7 @@ impl Sandbox {
         }
     }
 
-    /// Returns the report on one event, or `None` if there is no event with this number.
+    /// Returns the report on one event, or `None` if no event has this number.
     #[must_use]
     pub fn event(&self, id: EventId) -> Option<EventReport> {
         let state = self.lock();
@@ -76,8 +76,8 @@ impl Sandbox {
         self.lock().select(filter).count()
     }
 
-    /// Returns the reports on the oldest `most` events that a filter selects, oldest first, and of them only
-    /// those that were created after `after`.
+    /// Returns the reports on the oldest `most` events that a filter selects, oldest first, leaving out events created
+    /// up to `after`.
     #[must_use]
     pub fn oldest(
         &self,
@@ -91,8 +91,8 @@ impl Sandbox {
         events.map(|it| state.report(it)).take(most).collect()
     }
 
-    /// Returns the reports on the newest `most` events that a filter selects, newest first, and of them only
-    /// those that were created before `before`.
+    /// Returns the reports on the newest `most` events that a filter selects, newest first, leaving out events created
+    /// from `before` on.
     #[must_use]
     pub fn newest(
         &self,
@@ -143,8 +143,7 @@ impl Sandbox {
         self.change(|state| state.resend(event))
     }
 
-    /// Returns the chat with this identifier, or `None` if there is none. If there are several, it is the
-    /// one that was created first.
+    /// Returns the chat with this identifier, or `None` if there is none. If there are several, it is the oldest.
     #[must_use]
     pub fn find_chat(&self, id: &str) -> Option<SimulatedChat> {
         let index = self

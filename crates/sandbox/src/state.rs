@@ -354,7 +354,7 @@ impl State {
                 in_flight,
                 ..
             } = &self.events[id];
-            // The result of one that is in flight is still open: `wait_for_retry` loses it.
+            // The result of an event in flight is still open: `wait_for_retry` loses it.
             let waits = report.state == EventState::Waiting && !in_flight && chat.is_some();
             if waits && report.kind == *kind {
                 self.lose(id);

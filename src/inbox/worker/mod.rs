@@ -153,7 +153,7 @@ impl Inbox {
         pool.clocks
             .keep_running(&Handle::current(), pool.shortest_lease());
         let place = registry::register(&pool);
-        // Not aborted, but stopped: what it takes meanwhile is released.
+        // Not aborted, but stopped, so that events which it is just taking are released.
         let of = || Arc::clone(&pool);
         tokio::spawn(tasks::keep(of(), "claims", producer::produce));
         let mut tasks = vec![

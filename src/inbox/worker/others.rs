@@ -15,7 +15,7 @@ use crate::route::Scope;
 use crate::store::StoreError;
 use crate::throttle::Throttle;
 
-/// The time limit of a call, and the pause after one that failed.
+/// The time limit of a call, and the pause after a failed call.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// How often the log tells of a type whose worker is away, in seconds.

@@ -74,7 +74,7 @@ pub(super) struct Pool {
     pub(super) kept: Vec<Kept>,
 }
 
-/// The service that handles deliveries, as a trait object: the worker is compiled once, with this crate, and not with each
+/// The service for deliveries, as a trait object: the worker is compiled once, with this crate, and not with each
 /// user's program.
 pub(crate) type Handler = Arc<dyn Handle>;
 
@@ -140,7 +140,7 @@ pub(super) struct Place {
     pub(super) handler: Handler,
     pub(super) lent: Arc<dyn Any + Send + Sync>,
     pub(super) handles: Handles,
-    /// The kinds to take, without those that are left to other workers.
+    /// The kinds to take, without the kinds that are left to other workers.
     take: Mutex<Arc<Take>>,
     /// The number of attempts in progress.
     busy: Arc<AtomicUsize>,
@@ -414,8 +414,8 @@ impl Pool {
         Call::new(self, of)
     }
 
-    /// Tells of types that are slowed down, or are not any more, in the order of these changes. No lock is held that an observer
-    /// may need, and whoever tells already tells of what comes meanwhile.
+    /// Tells observers which types are slowed down, or no longer are, in the order of these changes. No lock is held
+    /// that an observer may need. If another call is telling already, it also tells of the newest changes.
     pub(super) fn tell(&self) {
         while lock(&self.credits).has_changes() {
             let _one = match self.tells.try_lock() {

@@ -71,8 +71,8 @@ async fn stopped(pool: &Pool) {
     let _ = stop.wait_for(|stop| *stop != Stop::No).await;
 }
 
-/// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, they need
-/// half of it: those that find no room wait for the next claim, which would again take the room of others.
+/// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, half of
+/// the room is left to them: an event that finds no room waits for the next claim, which would again take all room.
 async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
     let mut permits = Arc::clone(&pool.permits).acquire_owned().await?;
     let free = pool.permits.available_permits();
@@ -88,7 +88,7 @@ async fn permits(pool: &Pool) -> Result<OwnedSemaphorePermit, AcquireError> {
                 permits.merge(room);
                 break;
             }
-            // Some was taken meanwhile.
+            // Another task has just taken some.
             Err(_) => more /= 2,
         }
     }
@@ -102,7 +102,7 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
         return Ok(());
     }
 
-    // Before the claim, so that no plan is lost that others make meanwhile.
+    // Before the claim, so that plans which others make during it are kept.
     *lock(&pool.plan) = None;
     let asked = Instant::now();
     let (shares, mut rooms) = pool.shares(permits.num_permits());
@@ -156,7 +156,7 @@ async fn wanted(pool: &Arc<Pool>) -> Result<Option<(Attempt, Busy)>, StoreError>
         lease: place.route.limits.lease(),
         kinds: Kinds::only([kind]).at(route),
     };
-    // Before the event is taken, since one that was accepted may just have had the room.
+    // Before the event is taken, because an event that was just accepted may need the room.
     let (_, mut room) = place.enter(1, pool.most(place));
     let Some(busy) = room.split() else {
         return Ok(None);

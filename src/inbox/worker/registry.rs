@@ -53,7 +53,7 @@ impl Local for Served {
         }
         Some(Room {
             take,
-            // The slot owns the pool, so that an event is released if the worker is dropped meanwhile.
+            // The slot owns the pool, so that the event is released if the worker is dropped before it starts.
             start: Box::new(move |event, asked| {
                 let attempt = Attempt {
                     event,

@@ -17,7 +17,7 @@ impl Suspects {
     /// How many suspects may be taken now.
     pub(super) fn room(&self, rules: &Rules) -> usize {
         match (self.has_refused, self.running()) {
-            // The one that was refused may be the first one now.
+            // The refused suspect may begin now.
             (true, 0) => 1,
             (true, _) => 0,
             (false, running) => self.most(rules).saturating_sub(running),
@@ -46,7 +46,7 @@ impl Suspects {
         self.running.values().sum()
     }
 
-    /// How many may run side by side, with those that do.
+    /// How many may run side by side, the running ones included.
     fn most(&self, rules: &Rules) -> usize {
         let beside = self
             .running

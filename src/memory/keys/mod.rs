@@ -311,7 +311,7 @@ mod tests {
         }
     }
 
-    /// Waits for so many, but not for ever: another thread may be about to drop some.
+    /// Waits for so many, but at most 10 s: another thread may be about to drop some.
     async fn forgotten(store: &MokaStore, at_least: u64) -> u64 {
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         while store.evictions() < at_least && std::time::Instant::now() < deadline {

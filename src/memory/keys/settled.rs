@@ -1,4 +1,4 @@
-//! Keys that are done or have failed, in a cache that forgets those that were used least recently.
+//! Keys that are done or have failed, in a cache that forgets the least recently used ones.
 
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -104,7 +104,7 @@ impl State {
         }
     }
 
-    /// Lets events return to their lines: those whose lease expired, and those that were put aside until now.
+    /// Lets events return to their lines whose lease has expired, or which were put aside until now.
     pub(super) fn return_to_lines(&mut self) {
         while let Some(&(until, id)) = self.taken.first()
             && until <= self.now
@@ -147,7 +147,7 @@ impl State {
         }
     }
 
-    /// Makes an event ready that stays in its line, unless another one came before it meanwhile.
+    /// Makes an event ready that stays in its line. If another one now comes before it, that one is made ready.
     pub(super) fn set_first_ready(&mut self, id: i64) {
         let lane = self.event(id).lane;
         let line = lane.and_then(|lane| self.lanes.get(&lane));

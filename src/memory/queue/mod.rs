@@ -142,14 +142,14 @@ struct State {
     keys: HashMap<u128, KnownKey>,
     /// When keys are forgotten.
     forget: BTreeSet<(Instant, u128)>,
-    /// When events that were handled or ignored were settled, for those that have their bodies.
+    /// When handled and ignored events were settled, as long as they have their bodies.
     with_body: BTreeSet<Due>,
     /// When the retention of events ends.
     retained: BTreeSet<Due>,
     /// The events that stand in line, by lane.
     lanes: HashMap<Lane, BTreeSet<i64>>,
-    /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only those
-    /// that returned meanwhile stand before it.
+    /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only events
+    /// that returned since stand before it.
     busy: HashMap<Lane, i64>,
     /// The events that can be taken when they are due, by type.
     ready: Ready,

@@ -40,8 +40,8 @@ pub(super) async fn check_settings(pool: &PgPool, schema: &Schema) -> Result<(),
 }
 
 /// Refuses tables that the user of the pool cannot change, or of which some rows would be hidden from it: by what it tries,
-/// without changing anything. On a server that takes no writes now, it tries nothing. Of a user who may change none of a
-/// queue's tables, it asks only for the right to read them: that is somebody who lists events.
+/// without changing anything. On a server that takes no writes now, it tries nothing. A user who may change none of a
+/// queue's tables only lists events, and so needs only the right to read them.
 pub(super) async fn check_tables(
     pool: &PgPool,
     schema: &Schema,

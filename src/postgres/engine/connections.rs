@@ -120,8 +120,8 @@ fn query<'q>(sql: &Arc<str>, values: &[Value]) -> Query<'q, Postgres, PgArgument
     values.iter().fold(query, |query, value| value.bind(query))
 }
 
-/// A connection with a statement in progress. Dropped, it is closed unless that succeeded: one that
-/// exceeded its time may hang, and would take a place in the pool; and one that failed may lead to a
+/// A connection with a statement in progress. When it is dropped, the connection is closed unless the statement
+/// succeeded: after a time limit it may hang, and would take a place in the pool; after a failure it may lead to a
 /// server that was the primary before a failover.
 pub(crate) struct Busy {
     pub(crate) connection: PoolConnection<Postgres>,

@@ -64,7 +64,7 @@ pub(crate) fn corrupt(cause: impl Into<BoxError>) -> Error {
     Error::new(ErrorKind::Corrupt, cause)
 }
 
-/// Whether it is about an answer that is not the one that the statement has.
+/// Whether the answer does not have the columns or rows of the statement.
 fn is_invalid(error: &sqlx::Error) -> bool {
     matches!(
         error,

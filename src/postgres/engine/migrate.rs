@@ -1,9 +1,9 @@
 //! A versioned schema, which is created and upgraded in place.
 //!
 //! All steps are done in one transaction: a crash leaves the schema as it was, and of several processes that
-//! start at once, one upgrades it. Processes of an earlier release continue with their own statements
-//! meanwhile. So a migration keeps every table and column that those name, and gives new columns a default,
-//! or it names a lowest release that is higher than theirs.
+//! start at once, one upgrades it. Processes of an earlier release continue with their own statements. So a migration
+//! keeps every table and column that these name, and gives new columns a default, or it names a lowest release that is
+//! higher than theirs.
 
 use std::time::Duration;
 

@@ -119,9 +119,9 @@ impl PostgresStore {
 
     /// Creates the schema and its tables, or upgrades those of an earlier release.
     ///
-    /// Does nothing when they are up to date: call it whenever a process starts. Several that start at once
-    /// wait for each other, and one that stands still meanwhile is given up after two seconds. An upgrade waits up to
-    /// 90 seconds for transactions that use the tables, and delays others by at most half a second at a time.
+    /// Does nothing when they are up to date: call it whenever a process starts. Processes that start at once wait for
+    /// each other, but only two seconds for a process that stands still. An upgrade waits up to 90 seconds for
+    /// transactions that use the tables, and delays others by at most half a second at a time.
     ///
     /// Its first call in a database needs the right to create a schema there, or a schema of that
     /// name in which the user may create tables.

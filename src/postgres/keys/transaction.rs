@@ -1,4 +1,4 @@
-//! Keys that are inserted by the transaction that handles their event, and need no lease.
+//! Keys inserted by the transaction of their event's handler. They need no lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -59,8 +59,8 @@ impl PostgresStore {
         Ok(TxId(column(&row, 0)?))
     }
 
-    /// Inserts a key as one that is done, or waits for a transaction that has inserted it. Then limits
-    /// what follows, as [`number`](Self::number) does.
+    /// Inserts a key as done, or waits for a transaction that has inserted it. Then limits what follows, as
+    /// [`number`](Self::number) does.
     pub(crate) async fn insert(
         &self,
         connection: &mut PgConnection,
@@ -97,8 +97,8 @@ impl PostgresStore {
         })
     }
 
-    /// Prepares the commit of a transaction, which must not follow an error: it is not the one that was begun, or one of
-    /// its statements failed, and the server would roll back instead and report a success. With a lease on an event of a
+    /// Prepares the commit of a transaction, and refuses it if the transaction was ended and another one begun, or if a
+    /// statement failed: the server would then roll back and still report a success. With a lease on an event of a
     /// queue in the same tables, the transaction ends the attempt, unless the lease was lost.
     pub(crate) async fn prepare_commit(
         &self,
@@ -142,7 +142,7 @@ impl PostgresStore {
     /// Ends the attempt as handled, in the transaction that was begun as `begun`, just before its commit. Nobody else
     /// can accept an event of the same lane until then, so the server ends a transaction that does not follow.
     ///
-    /// Where the isolation level is not the one that the queue needs, it does nothing.
+    /// It does nothing under an isolation level that the queue cannot use.
     async fn end_attempt(
         &self,
         transaction: &mut PgConnection,
@@ -233,7 +233,7 @@ fn is_wait_over(error: &sqlx::Error) -> bool {
     match code(error).as_deref() {
         // The limit of locks, or one of statements that is shorter.
         Some("55P03" | "57014") => true,
-        // A row that came meanwhile, where transactions are repeatable reads by default.
+        // A row that was inserted since the transaction began, where transactions are repeatable reads by default.
         Some("40001") => true,
         _ => false,
     }

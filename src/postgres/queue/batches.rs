@@ -1,5 +1,6 @@
-//! One statement at a time for many callers: while it is executed, later calls collect for the next one. Beside one that
-//! hangs, others are executed. A call whose row somebody else has locked stands aside until that row is free.
+//! One statement at a time for many callers: while it is executed, later calls collect for the next one. Beside a
+//! statement that hangs, others are executed. A call whose row somebody else has locked stands aside until that row is
+//! free.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::error::Error;
@@ -22,8 +23,8 @@ use crate::store::{StoreError, StoreErrorKind};
 /// The size of the calls that a statement serves, at most, or one call.
 const LARGEST: usize = 128;
 
-/// After a statement for so many calls, more are waited for this long before the next one: those that were answered
-/// call again, and each statement costs the server as much as several calls.
+/// After a statement for so many calls, more are waited for this long before the next one, because callers that were
+/// answered call again, and each statement costs the server as much as several calls.
 const BUSY: usize = 8;
 const LINGER: Duration = Duration::from_millis(1);
 

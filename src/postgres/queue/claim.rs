@@ -139,7 +139,7 @@ impl Claim {
         Ok((claims, found, took))
     }
 
-    /// Looks for events below the floor, and takes none: claims continue meanwhile.
+    /// Looks for events below the floor, and takes none. Claims do not wait for it.
     async fn look(&self, of: &[Share]) {
         let (nothing, from) = ([0, 0], Floor::default());
         let look = async {

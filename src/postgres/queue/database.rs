@@ -25,7 +25,7 @@ use crate::store::StoreError;
 pub(super) struct Database {
     pub(super) tables: Arc<Tables>,
     identity: Arc<Identity>,
-    /// Whether transactions have another isolation level by default than the one that the functions need.
+    /// Whether the default isolation level is not the level that the functions need.
     begins: Arc<AtomicBool>,
     /// How many more calls may have a connection.
     connections: Arc<Semaphore>,
@@ -81,7 +81,7 @@ impl Asked {
     fn answered(&mut self, rows: &sqlx::Result<Vec<PgRow>>) {
         let is_known = match rows {
             Ok(_) => true,
-            // The server's errors say that nothing was taken, but for those that a pooler reports of a lost one.
+            // The server's errors say that nothing was taken, except when a pooler reports a lost server.
             Err(error) => code(error).is_some_and(|code| !is_without_answer(&code)),
         };
         if is_known {

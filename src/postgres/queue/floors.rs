@@ -115,7 +115,7 @@ impl Floors {
         let whole = (Instant::now(), took);
         match all.iter_mut().find(|known| known.is_of(of)) {
             Some(known) if from.is_known() => {
-                // A look that has ended meanwhile may have found something below where this claim began.
+                // A look that ended during this claim may have found something below where the claim began.
                 if !known.floor.is_below(from) {
                     known.floor = found;
                 }
@@ -201,7 +201,7 @@ mod tests {
         advance(VALID).await;
         assert!(floors.begin_look(&all));
         assert!(!floors.begin_look(&all), "one at a time");
-        // Claims continue meanwhile.
+        // Claims continue during a look.
         assert_eq!(floors.of(&all).ready, 8);
         floors.learn(&all, &nothing, floor(8), SLOW);
         assert!(!floors.begin_look(&all));

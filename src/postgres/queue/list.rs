@@ -60,7 +60,7 @@ pub(super) const STATEMENTS: &[&str] =
 /// How many numbers of events a step of a search covers at most.
 const LARGEST_STEP: i64 = 50_000;
 
-/// An event may have a smaller number than one that was accepted up to so many microseconds before it.
+/// An event may have a smaller number than an event that was accepted up to so many microseconds before it.
 const DISORDER: i64 = 60_000_000;
 
 /// It is quicker to search this many numbers than to look for one among them.

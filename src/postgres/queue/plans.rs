@@ -80,7 +80,7 @@ impl Bench {
         let url = server.url();
         let pool = connect(&url, 1).await;
         PostgresQueue::open(pool.clone()).await.unwrap();
-        // The next types have numbers from which on those that wait are counted.
+        // Types with numbers beyond 1000 are counted while they wait.
         execute(&pool, "SELECT setval('tower_webhook.kinds_id_seq', 1000)").await;
         execute(&pool, "VACUUM ANALYZE").await;
         Self { server, url }
@@ -237,8 +237,8 @@ async fn nothing_is_compiled_or_planned_by_the_size_of_a_table() {
         let since = bench.position();
         bench.exercise().await;
         for plan in bench.plans(since) {
-            // Statements of their own are planned anew soon, for the size of that time: those that read at each call, and
-            // the others when autovacuum has been there.
+            // Statements outside of functions are soon planned anew, for the size of that time: reads at each call, the
+            // others after autovacuum.
             let is_planned_again = of == "an empty table" && plan.query.contains('$');
             let counts = |fault: &String| fault == COMPILED || !is_planned_again;
             if let Some(fault) = plan.fault().filter(counts) {

@@ -26,7 +26,7 @@ fn state(row: &PgRow, at: usize) -> Result<EventState, Error> {
     name.parse().map_err(corrupt)
 }
 
-/// Microseconds since 1970, rounded up, so that times compare as those that are stored.
+/// Microseconds since 1970, rounded up, so that times compare like stored ones.
 pub(super) fn micros_of(time: SystemTime) -> i64 {
     let micros = |time: u128| i64::try_from(time).unwrap_or(i64::MAX);
     match time.duration_since(UNIX_EPOCH) {

@@ -14,7 +14,7 @@ use crate::route::{EventType, Scope};
 use crate::store::OpenError as Error;
 
 /// Route, kind, waiting, in progress, retrying, dead, when the oldest was accepted, since when it is paused (0: it is not),
-/// blocked lanes, the time, the note of the pause, those that wait for no other event.
+/// blocked lanes, the time, the note of the pause, events that wait for no other event.
 pub(super) fn count() -> String {
     let counts = |table: &str, fence: &str, found: &str| {
         format!(

@@ -87,7 +87,7 @@ impl Set {
         Self(with.fold(0, |set, (index, _)| set | 1 << index))
     }
 
-    /// The one that ends at `depth`.
+    /// The path that ends at `depth`.
     fn ending(self, paths: &[Path], depth: usize) -> Option<usize> {
         let mut all = paths.iter().enumerate();
         let ending = all.find(|(index, it)| self.0 >> index & 1 == 1 && it.steps.len() == depth);

@@ -80,7 +80,7 @@ impl Mailgun {
         self
     }
 
-    /// Whether a time is one that its sender may still send.
+    /// Whether the sender may still send an event of this time.
     fn check(&self, timestamp: &str) -> Result<(), SignatureError> {
         // Plain digits: a moved boundary to the token makes another time.
         let is_number = timestamp.len() <= 15 && timestamp.bytes().all(|it| it.is_ascii_digit());

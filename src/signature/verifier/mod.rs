@@ -48,8 +48,8 @@ use crate::sender::{Reply, SignatureError};
 ///   last byte. Then, and when the client disconnects, the future is dropped. Spawn a task for work that must outlive it,
 ///   such as a shared fetch.
 ///
-/// While it runs, the body counts as one that is being received: beyond
-/// [`max_buffered`](crate::Webhooks::max_buffered), it is given up, and the slowest goes first.
+/// While it runs, the body counts as still being received: beyond [`max_buffered`](crate::Webhooks::max_buffered), it
+/// is given up, and the slowest goes first.
 ///
 /// A panic is caught, and answered like [`VerifierError::Unavailable`].
 ///
@@ -199,15 +199,16 @@ impl Proof {
         self
     }
 
-    /// Sets what the event has in common with those that it must not overtake, such as the id of a customer: an inbox handles
-    /// them in order. [`lane_by`](crate::Webhooks::lane_by) takes its place.
+    /// Sets what events that must not overtake each other have in common, such as the id of a customer: an inbox
+    /// handles them in order. [`lane_by`](crate::Webhooks::lane_by) overrides it.
     pub fn order(mut self, id: impl Into<String>) -> Self {
         self.order = Some(id.into());
         self
     }
 
-    /// Sets what handlers get in place of the bytes that came, such as a form's fields as a JSON object, or the claims of a
-    /// token: an [`EventRouter`](crate::EventRouter) and an inbox need a JSON object. It must follow from the signed bytes alone.
+    /// Sets the body to handle instead of the received bytes, such as a form's fields as a JSON object, or the claims
+    /// of a token: an [`EventRouter`](crate::EventRouter) and an inbox need a JSON object. It must follow from the
+    /// signed bytes alone.
     pub fn body(mut self, body: impl Into<Bytes>) -> Self {
         self.body = Some(body.into());
         self

@@ -21,8 +21,8 @@ pub(super) const BATCH: u16 = 256;
 /// After how many calls the size of the write-ahead log is looked at. A call adds a few pages at most.
 const CALLS_PER_MEASUREMENT: usize = 64;
 
-/// Whether a job that meets damage fails without those that share its transaction. That takes time, and
-/// there is no upkeep meanwhile, so it is the second try.
+/// Whether a job that meets damage fails without the jobs that share its transaction. That takes time, and is without
+/// upkeep, so only the second try does it.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Apart {
     No,
@@ -82,7 +82,7 @@ impl Batches {
             tokens: u128::from_be_bytes(tokens),
             warned: false,
             synchronous: None,
-            // At the first commit, for those that make few calls.
+            // It is looked at after the first commit, for programs that make few calls.
             since_measured: CALLS_PER_MEASUREMENT,
         })
     }
@@ -170,7 +170,7 @@ impl Batches {
 
     /// Sets whether commits wait for the disk, which SQLite takes between transactions only.
     ///
-    /// One that does not wait is on the disk with the next one that does: both are in the same log.
+    /// A commit that does not wait reaches the disk with the next commit that does, because both are in the same log.
     fn synchronize(&mut self, need: Need) -> Result<()> {
         let need = need.min(Need::Durable);
         let synchronous = match need {

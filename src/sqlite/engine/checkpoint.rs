@@ -64,7 +64,7 @@ pub(super) struct LogSize {
 }
 
 impl LogSize {
-    /// The bytes beyond those that the log usually takes.
+    /// The bytes beyond the usual size of the log.
     pub(super) fn excess(&self) -> u64 {
         let excess = self.pages.load(Ordering::Relaxed) - self.usual;
         u64::try_from(excess).unwrap_or(0) * PAGE
@@ -172,14 +172,14 @@ impl Mover {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             let result = checkpoint(&self.db, &self.pause);
-            // The writer asked again meanwhile.
+            // The writer may have asked again during the checkpoint.
             let _ = woken.try_recv();
             self.note(result);
         }
     }
 
     fn note(&mut self, result: rusqlite::Result<Moved>) {
-        // A log that is still read is left alone until it has grown again, and so is one that cannot be moved.
+        // A log that is still read, or cannot be moved, is left alone until it has grown again.
         let left = match &result {
             Ok(Moved::Done { left }) => *left,
             Ok(Moved::ByAnother) | Err(_) => self.size.pages.load(Ordering::Relaxed),
@@ -346,7 +346,7 @@ mod tests {
         let writer = file::open(&path, &FORMAT).unwrap();
         writer.execute_batch("BEGIN IMMEDIATE").unwrap();
 
-        // It waits for the writer, and no other process can move the log meanwhile.
+        // It waits for the writer, and no other process can move the log until it has ended.
         #[allow(unused_mut, reason = "rusqlite before 0.41 sets handlers through `&`")]
         let mut other = file::connect_aside(&path, &FORMAT).unwrap();
         other.busy_handler(Some(wait)).unwrap();

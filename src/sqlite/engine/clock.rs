@@ -12,7 +12,7 @@ pub(super) struct Clock {
     anchored_at: i64,
 }
 
-/// Reads the machine's clock, and the one that never jumps.
+/// Reads the machine's clock, and the clock that never jumps.
 pub(crate) type Machine = Box<dyn Fn() -> (SystemTime, Instant) + Send>;
 
 pub(crate) fn machine() -> Machine {
@@ -60,7 +60,7 @@ pub(crate) fn remaining(now: i64, lease_end: i64) -> Duration {
     Duration::from_millis(millis.max(1).unsigned_abs())
 }
 
-/// A time that is past for every process.
+/// A time that is past for all processes.
 pub(crate) fn past(now: i64) -> i64 {
     now.saturating_sub(AGREEMENT + 1)
 }

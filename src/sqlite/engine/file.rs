@@ -53,7 +53,7 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
     }
 }
 
-/// A file that this library has created is its owner's alone, and one that `sqlite3` has copied is not.
+/// Only its owner can read a file that this library has created, but others can read a copy by `sqlite3`.
 fn warn_of_others(path: &Path) {
     if is_open_to_others(path) {
         tracing::warn!(
@@ -63,8 +63,8 @@ fn warn_of_others(path: &Path) {
     }
 }
 
-/// Refuses a file of another program before SQLite changes anything: a connection that may write moves
-/// the log that a crash has left into the file, and so does one that only reads, unless the file is immutable for it.
+/// Refuses a file of another program before SQLite changes anything: any connection moves the log that a crash has left
+/// into the file, even if it only reads, unless the file is immutable for it.
 ///
 /// Not by other means than SQLite, see [`open`]. What cannot be read is left to the next connection.
 fn look_at_header(path: &Path) -> Result<(), Reason> {
@@ -114,8 +114,8 @@ fn connect(path: &Path, busy: fn(i32) -> bool) -> Result<Connection, Reason> {
     // Without `SQLITE_OPEN_URI`: a path is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut db = Connection::open_with_flags(path, flags)?;
-    // SQLite is content with reading, until something is written. It would leave files beside this one that cannot be
-    // written either, even when this one can be again.
+    // SQLite is content with reading, until something is written. It would leave files beside it that cannot be written
+    // either, even when the file itself can be again.
     if db.is_readonly(MAIN_DB)? {
         return Err(Reason::ReadOnly);
     }

@@ -2,9 +2,9 @@
 //! lock of the writer.
 //!
 //! All steps are done in one transaction with the new version's number: a crash leaves the file as it was,
-//! and of several processes that open it at once, one upgrades it. A process of an earlier release may have
-//! the file open meanwhile, and continues with its own statements, compiled again. So a migration keeps every
-//! table and column that those name, and gives new columns a default.
+//! and of several processes that open it at once, one upgrades it. A process of an earlier release that has the file
+//! open continues with its own statements, compiled again. So a migration keeps every table and column that these name,
+//! and gives new columns a default.
 //!
 //! An earlier release may also open the upgraded file, as when a deploy is rolled back, if the file says so. A migration
 //! that adds what earlier releases need not know leaves the lowest release as it is. Another one raises it.
@@ -31,8 +31,8 @@ pub(super) fn check_header(db: &Connection) -> Result<(), Reason> {
 
 /// The version of the file's schema, which is 0 for a file that is still empty.
 ///
-/// Refuses files of other programs, and those that this release may not use. A file that another process sets up
-/// meanwhile is seen before or after that.
+/// Refuses files of other programs, and files that this release may not use. If another process sets up the file, it is
+/// seen before or after that.
 pub(super) fn version(db: &Transaction<'_>, format: &Format) -> Result<usize, Reason> {
     check_header(db)?;
     let is_ours = number(db, "PRAGMA application_id")? == APPLICATION_ID;

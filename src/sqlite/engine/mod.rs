@@ -45,8 +45,7 @@ pub(crate) struct Engine {
 }
 
 impl Engine {
-    /// Opens the file, creates it when there is none, and upgrades its schema. Blocks its thread
-    /// meanwhile.
+    /// Opens the file, creates it when there is none, and upgrades its schema, in the calling thread.
     pub(crate) fn open(
         path: &Path,
         format: &'static Format,
@@ -87,7 +86,7 @@ impl Engine {
         &self.path
     }
 
-    /// The bytes of the log beyond those that it usually takes, because it cannot be moved into the file.
+    /// The bytes of the log beyond its usual size, because it cannot be moved into the file.
     pub(crate) fn log_excess(&self) -> u64 {
         self.log.excess()
     }
@@ -103,7 +102,7 @@ impl Engine {
         self.writer.run(need, work).await
     }
 
-    /// Does work that changes nothing, and may take long, beside those that write. It sees what was committed before.
+    /// Does work that changes nothing and may take long. Writes do not wait for it. It sees what was committed before.
     pub(crate) async fn read<T: Send + 'static>(
         &self,
         work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,

@@ -1,7 +1,7 @@
 //! The thread that writes.
 //!
-//! Calls that come while one transaction is committed go into the next one, or the next two: those that
-//! wait for the disk are committed after the rest.
+//! Calls that come while one transaction is committed go into the next one, or the next two: calls that wait for the
+//! disk are committed after the rest.
 
 use std::collections::VecDeque;
 use std::io;
@@ -48,7 +48,7 @@ struct Writer {
     watch: Watch,
     /// Whether the files were changed by other means.
     was_changed: bool,
-    /// Whether the files were looked at since the calls at hand were made.
+    /// Whether the files were looked at since the current calls were made.
     is_checked: bool,
     // Its connection is closed first, so that the last one leaves no log behind.
     checkpoints: Checkpoints,
@@ -89,7 +89,7 @@ impl Writer {
                     self.commit(jobs);
                 }
             }
-            // What has come meanwhile is done before the next one.
+            // One job at a time, so that calls that have come since do not wait for all.
             if let Some(job) = alone.pop_front() {
                 jobs.push(job);
                 self.commit(&mut jobs);

@@ -37,8 +37,8 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the file. Creates it if it does not exist, and upgrades one of an earlier release. Blocks the
-    /// calling thread meanwhile.
+    /// Opens the file. Creates it if it does not exist, and upgrades a file of an earlier release. Blocks the calling
+    /// thread.
     ///
     /// ```no_run
     /// use tower_webhook::store::OpenErrorKind;
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(store.state(1).await, KeyState::Free);
     }
 
-    /// Keeps the writing thread waiting, so that the calls made meanwhile become one transaction.
+    /// Keeps the writing thread waiting, so that the next calls become one transaction.
     async fn hold(store: &SqliteStore) -> mpsc::Sender<()> {
         let (entered, has_entered) = oneshot::channel();
         let mut entered = Some(entered);

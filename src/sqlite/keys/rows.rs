@@ -267,7 +267,7 @@ pub(in crate::sqlite) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settl
 /// How many rows a call looks at, whether they have expired. A key takes two calls.
 const ROWS_PER_CALL: u16 = 2;
 
-/// Looks at all rows again and again, a few at a time, and drops those that have expired.
+/// Looks at all rows again and again, a few at a time, and drops expired ones.
 ///
 /// In the order of their ids, which needs no index: they expire in about that order.
 #[derive(Default)]

@@ -192,7 +192,8 @@ fn known(tx: &mut Tx<'_>, event: &NewEvent) -> Result<Option<Accepted>> {
     Ok(None)
 }
 
-/// How many types of a route wait, as a transaction has counted them: one that leaves meanwhile counts until its end.
+/// How many types of a route wait, as a transaction has counted them. A type that leaves during the transaction counts
+/// until its end.
 type Waiting = Vec<(RouteName, usize)>;
 
 /// Whether an event of a type may wait: a worker has noted that it handles the type, one of its type is first in its lane, or

@@ -125,7 +125,7 @@ pub(super) fn unlink(tx: &Tx<'_>, seq: i64) -> Result<()> {
     Ok(())
 }
 
-/// Deletes some of those that are old or too many, and returns whether there may be more.
+/// Deletes some actions that are old or too many, and returns whether there may be more.
 pub(super) fn purge(tx: &Tx<'_>) -> Result<bool> {
     let before = tx.now.saturating_sub(clock::after(0, KEPT));
     Ok(tx.prepare(PURGE)?.execute([before, MOST, AT_ONCE])? > 0)

@@ -89,7 +89,7 @@ pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> Result<()> {
     Ok(())
 }
 
-/// The event that others of its lane wait for, or the first one that waits.
+/// The event that others of its lane wait for, or the first waiting event.
 pub(super) fn first(tx: &Tx<'_>, lane: i64) -> Result<Option<Work>> {
     let mut first = tx.prepare(FIRST)?;
     first.query_row([lane], Work::read).optional()
@@ -106,7 +106,7 @@ pub(super) fn advance(
         return Ok(None);
     };
     return_now(tx, lane)?;
-    // The first of those that have just returned could not be taken before, either.
+    // The first event that has just returned could not be taken before, either.
     if before.place == Place::Aside
         && let Some(returned) = first(tx, lane)?
         && returned.place != Place::Aside
@@ -116,7 +116,7 @@ pub(super) fn advance(
     take_first(tx, lane, take)
 }
 
-/// As [`advance`], without those that were put aside until now.
+/// As [`advance`], without events that were put aside until now.
 pub(super) fn take_first(
     tx: &mut Tx<'_>,
     lane: i64,

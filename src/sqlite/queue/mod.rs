@@ -35,10 +35,10 @@ use crate::store::{OpenError, StoreError};
 /// An accepted event survives a crash of the process and of the machine, and is claimed by one process at a time,
 /// among all processes of one machine that open the file. A [`SqliteStore`] may use the same file, in this process
 /// ([`with_store`](Self::with_store)) or in another one, and both know each other's keys. Threads do the work of all
-/// callers, and reads do not delay those that accept and handle events. Lists and counts work in steps of some
+/// callers, and reads do not delay the accepting and handling of events. Lists and counts work in steps of some
 /// milliseconds, so their result is not a snapshot. Leases last 11 milliseconds longer than requested, because the
-/// clocks of two processes may differ. The page on stores has [durability, files, failures and
-/// lists](crate::docs::stores#sqlite) and [size](crate::docs::stores#size).
+/// clocks of two processes may differ. The page on stores has
+/// [durability, files, failures and lists](crate::docs::stores#sqlite) and [size](crate::docs::stores#size).
 ///
 /// Clones share their threads. Dropping the last one waits until the file is closed.
 ///
@@ -57,7 +57,7 @@ pub struct SqliteQueue {
 
 impl SqliteQueue {
     /// Opens the file. Creates it if it does not exist, and upgrades a file of an earlier release. Blocks the calling
-    /// thread meanwhile.
+    /// thread.
     ///
     /// # Errors
     ///

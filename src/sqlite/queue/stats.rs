@@ -39,7 +39,7 @@ pub(super) struct Count {
 #[derive(Clone, Default)]
 pub(super) struct Counts {
     kinds: BTreeMap<i64, Count>,
-    /// Up to which number, of those that are unsettled and of those that are dead.
+    /// Up to which number, of unsettled events and of dead letters.
     seen: [Option<i64>; 2],
     /// Whether that is all.
     done: [bool; 2],

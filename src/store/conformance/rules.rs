@@ -428,8 +428,8 @@ pub async fn attempts_are_counted<H: Harness>(harness: &H) {
     }
 }
 
-/// What one handle did, every other one sees, also one that is opened later: claims, completions
-/// and attempts. A lease is as good on another handle as on its own.
+/// Every handle sees what another handle did, even before it was opened: claims, completions and attempts. A lease is
+/// as good on another handle as on its own.
 ///
 /// # Panics
 ///

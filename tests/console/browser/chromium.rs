@@ -444,7 +444,7 @@ impl Page {
             .filter(e => e.checkVisibility());";
         let start = format!(
             "{all} window.reached = new Set(); scrollTo(0, 0); document.activeElement.blur();
-            const times = all().filter(e => e.type === 'datetime-local');
+            const times = all().filter(e => e.type?.startsWith('date'));
             return all().length + {STOPS_OF_A_TIME} * times.length"
         );
         let count = self.script(&start).await.unwrap().as_u64().unwrap();

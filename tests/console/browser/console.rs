@@ -595,6 +595,7 @@ async fn accessible(width: u32) {
             "actions",
             "history",
             "history?range=30d",
+            "history?day=2026-11-20",
             "refusals",
             "events/999",
         ] {

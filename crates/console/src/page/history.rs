@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use tower_webhook::EventType;
 use tower_webhook::telemetry::{Count, Series};
 
-use super::super::history::{Chosen, Range, Refused};
+use super::super::history::{Chosen, Origin, Range, Refused};
 use super::kinds::is_short;
 use super::parts::{event_type, head};
 use super::text::{clip, count, short, time};
@@ -58,6 +58,9 @@ const LINES: [Line; 6] = [
     },
 ];
 
+/// The most rows of the table.
+const ROWS: usize = 60;
+
 /// The number of reasons of refusals that are shown.
 const REASONS: usize = 20;
 
@@ -92,6 +95,13 @@ impl Line {
         numbers
     }
 
+    fn join(&self, one: u64, other: u64) -> u64 {
+        match self.is_time {
+            true => one.max(other),
+            false => one.saturating_add(other),
+        }
+    }
+
     fn show(&self, number: u64) -> String {
         match self.is_time {
             true if number == 0 => "–".to_owned(),
@@ -117,21 +127,22 @@ pub(in super::super) fn history(
         (choices(view, range, chosen, types))
         div.stack {
             section {
-                h2 { "The last " (range.words()) @if let Some(name) = chosen.name() { ", " (clip(&name, 125)) } }
+                h2 { (range.title()) @if let Some(name) = chosen.name() { ", " (clip(&name, 125)) } }
                 table {
-                    (head(&["What", "#Number", if range.has_before { "#Before" } else { "" }, "Over time"]))
+                    (head(&["What", "#Number", if range.before.is_some() { "#Before" } else { "" }, "Over time"]))
                     tbody {
                         @for (line, numbers) in &lines {
                             tr {
                                 th scope="row" { (line.name) }
                                 td.number data-label="Number" { b { (line.show(numbers.now)) } }
-                                @if range.has_before { td.number data-label="Before" { (line.show(numbers.before)) } }
+                                @if range.before.is_some() { td.number data-label="Before" { (line.show(numbers.before)) } }
                                 td.chart { (chart(line, range, &numbers.buckets)) }
                             }
                         }
                     }
                 }
-                @if range.has_before { p.quiet { "Before: in the " (range.words()) " before." } }
+                @if range.day.is_some() { p.quiet { "Before: on the same weekday a week before, up to the same time." } }
+                @else if range.before.is_some() { p.quiet { "Before: in the " (range.words()) " before." } }
                 (about(view))
             }
             section {
@@ -151,9 +162,14 @@ pub(in super::super) fn history(
 
 /// The ranges and event types that a history has.
 fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventType>) -> Markup {
+    let shown = range;
     let link = |range: &str, of: &Chosen, text: &str, is_shown: bool| {
         let mut query = form_urlencoded::Serializer::new(String::new());
-        query.append_pair("range", range).extend_pairs(of.filled());
+        match &shown.day {
+            Some((day, _)) if range.is_empty() => query.append_pair("day", day),
+            _ => query.append_pair("range", range),
+        };
+        query.extend_pairs(of.filled());
         let path = format!("/history?{}", query.finish());
         html! {
             li {
@@ -174,7 +190,14 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
         div.title {
             h1 { "History" }
             ul.tiles { @for name in Range::NAMES { (link(name, chosen, name, name == range.name)) } }
-            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all kinds"), it == *chosen)) } }
+            @if view.console.inbox.is_some() {
+                form.row method="get" action=(view.url("/history")) {
+                    @for (name, value) in chosen.filled() { input type="hidden" name=(name) value=(value); }
+                    input #day type="date" name="day" required aria-label="Day (UTC)" value=[range.day.as_ref().map(|(day, _)| day)];
+                    button { "Show the day" }
+                }
+            }
+            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all types"), it == *chosen)) } }
         }
     }
 }
@@ -209,6 +232,12 @@ fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
             aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
             path d=(path) fill="currentColor" {}
         }
+        small.axis {
+            span { (time(range.start(0))) }
+            @let highest = buckets.iter().position(|number| *number == most && most > 0);
+            @if let Some(at) = highest { span { "at most " b { (line.show(most)) } " in " (range.bucket_words()) ", " (time(range.start(at))) } }
+            span { (time(range.start(range.buckets()))) }
+        }
     }
 }
 
@@ -225,13 +254,13 @@ fn reasons(range: &Range, counts: &[Count]) -> Markup {
         @if reasons.is_empty() { p.quiet { "None." } }
         @else {
             table {
-                (head(&["Reason", "#Number", if range.has_before { "#Before" } else { "" }]))
+                (head(&["Reason", "#Number", if range.before.is_some() { "#Before" } else { "" }]))
                 tbody {
                     @for (reason, (now, before)) in reasons.iter().take(REASONS) {
                         tr {
                             th scope="row" { (clip(reason, 60)) }
                             td.number data-label="Number" { (count(*now)) }
-                            @if range.has_before { td.number data-label="Before" { (count(*before)) } }
+                            @if range.before.is_some() { td.number data-label="Before" { (count(*before)) } }
                         }
                     }
                 }
@@ -242,6 +271,7 @@ fn reasons(range: &Range, counts: &[Count]) -> Markup {
 
 /// The numbers of the charts, from the newest to the oldest.
 fn table(range: &Range, lines: &[(&Line, Numbers)]) -> Markup {
+    let of_row = range.buckets().div_ceil(ROWS).max(1);
     let columns = LINES.map(|line| format!("#{}", line.name));
     let columns: Vec<&str> = ["From"]
         .into_iter()
@@ -251,11 +281,12 @@ fn table(range: &Range, lines: &[(&Line, Numbers)]) -> Markup {
         table {
             (head(&columns))
             tbody {
-                @for at in (0..range.buckets()).rev() {
+                @for at in (0..range.buckets()).step_by(of_row).rev() {
                     tr {
                         th scope="row" { (time(range.start(at))) }
                         @for (line, numbers) in lines {
-                            td.number data-label=(line.name) { (line.show(numbers.buckets[at])) }
+                            @let of_row = numbers.buckets[at..].iter().take(of_row).copied();
+                            td.number data-label=(line.name) { (line.show(of_row.reduce(|a, b| line.join(a, b)).unwrap_or(0))) }
                         }
                     }
                 }
@@ -282,6 +313,8 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
                 button.main #show { "Show" }
                 @if !refused.until.is_empty() { a href=(view.url("/refusals")) { "Newest" } }
             }
+            div #origins data-live { (origins(&refused.origins)) }
+            h2 { "By minute" }
             div #rows data-live { (rows(refused)) }
             @if let Some(older) = &refused.older {
                 div.pages { a href=(view.url(format_args!("/refusals?until={older}"))) rel="next" { "Older refusals" } }
@@ -292,12 +325,40 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
     view.page("Refusals", "/refusals", &content)
 }
 
+/// The number of addresses that are shown.
+const ORIGINS: usize = 20;
+
+/// Where requests came from that were not verified, and since when.
+fn origins(origins: &[Origin]) -> Markup {
+    html! {
+        @if !origins.is_empty() {
+            h2 { "Not verified, by address" }
+            table {
+                (head(&["Address", "Reason", "Route", "#Times", "First", "Last"]))
+                tbody {
+                    @for it in origins.iter().take(ORIGINS) {
+                        tr {
+                            td.wide { @if it.address.is_empty() { span.quiet { "unknown" } } @else { (clip(&it.address, 120)) } }
+                            td { b.bad { (clip(&it.outcome, 60)) } }
+                            td data-label="Route" { (it.route) }
+                            td.number data-label="Times" { (count(it.number)) }
+                            td data-label="First" { (time(start(it.first))) }
+                            td data-label="Last" { (time(start(it.last))) }
+                        }
+                    }
+                }
+            }
+            @if origins.len() > ORIGINS { p.quiet { "And " (origins.len() - ORIGINS) " more." } }
+        }
+    }
+}
+
 fn rows(refused: &Refused) -> Markup {
     html! {
         @if refused.counts.is_empty() { p { "None." } }
         @else {
             table {
-                (head(&["Minute", "Reason", "Kind", "#Times", "Address", "#Bytes", "Request", "Key"]))
+                (head(&["Minute", "Reason", "Type", "#Times", "Address", "#Bytes", "Request", "Key"]))
                 tbody {
                     @for it in &refused.counts {
                         @let [address, size, request, key] = sample(it);

@@ -1,4 +1,4 @@
-//! Calls that share a transaction, and those that do not.
+//! Calls that share a transaction, and calls that do not.
 
 use super::*;
 

@@ -3,8 +3,8 @@
 use super::*;
 use crate::inbox::records::Filter;
 
-/// Columns and tables that a later release adds do not disturb a process that has the file open, nor one that opens it
-/// later, as after an image was rolled back.
+/// Columns and tables that a later release adds do not disturb a process that has the file open, nor a process that
+/// opens it later, as after an image was rolled back.
 #[tokio::test]
 async fn a_process_works_on_when_a_later_release_upgrades_its_file() {
     let desk = Desk::new();
