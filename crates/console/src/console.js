@@ -22,3 +22,25 @@ for (const text of navigator.clipboard ? document.querySelectorAll("pre, dl:not(
   if (text.matches("pre")) text.before(copy);
   else text.after(" ", copy);
 }
+
+// Shows times in UTC, or except in charts and forms in the zone of the browser.
+const zone = document.getElementById("zone");
+const choose = make("button", { textContent: "Show local times" });
+if (localStorage.local) {
+  shown = (page) => {
+    for (const time of page.querySelectorAll("time[datetime]:not([data-label])")) {
+      const at = new Date(time.dateTime).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "medium" });
+      // With the year, if it had one.
+      time.textContent = at.replace(time.textContent[15] ? "," : / \d+,/, "");
+    }
+    return page;
+  };
+  shown(document);
+  zone.textContent = "Times are local, and in charts and forms UTC.";
+  choose.textContent = "Show UTC";
+}
+choose.onclick = () => {
+  localStorage.local = localStorage.local ? "" : 1;
+  location.reload();
+};
+zone.append(" ", choose);

@@ -2,7 +2,9 @@
 const pause = document.getElementById("pause");
 pause.parentElement.hidden = false;
 
-const parse = async (answer) => new DOMParser().parseFromString(await answer.text(), "text/html");
+// How a page is shown that was parsed.
+let shown = (page) => page;
+const parse = async (answer) => shown(new DOMParser().parseFromString(await answer.text(), "text/html"));
 
 // What the focused element is called in the new contents of its part.
 const name = (element) => element.id || element.getAttribute("href");

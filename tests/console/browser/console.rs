@@ -198,6 +198,7 @@ async fn one_event(page: &Page, desk: &Desk) {
             title.contains(" ago: ") && title.ends_with(" here"),
             "{title}"
         );
+        local_times(page).await;
     }
     page.follow("#discard-2").await;
     page.until_contains("h1", "Discard event 2?").await;
@@ -210,6 +211,30 @@ async fn one_event(page: &Page, desk: &Desk) {
     page.until_reloaded("#state", "handled").await;
     page.until_contains("#state", "redriven").await;
     desk.until(2, EventState::Handled).await;
+}
+
+/// The zone of the browser is chosen on each page, and remembered.
+async fn local_times(page: &Page) {
+    const SHOWN: &str = "const time = document.querySelector('#timeline time[datetime]');
+        const full = { dateStyle: 'medium', timeStyle: 'medium' };
+        const local = new Date(time.dateTime).toLocaleString('en-GB', full);
+        return [time.textContent, time.dateTime, local]";
+    let times = async || {
+        let times = page.script(SHOWN).await.unwrap();
+        let times: Vec<_> = times.as_array().unwrap().clone();
+        let text = |at: usize| times[at].as_str().unwrap().to_owned();
+        (text(0), text(1), text(2))
+    };
+    let (utc, datetime, _) = times().await;
+    assert!(datetime.contains(&utc[utc.len() - 8..]), "{utc} {datetime}");
+    page.follow("#zone button").await;
+    page.until_contains("#zone", "Times are local").await;
+    let (shown, _, local) = times().await;
+    assert!(local.ends_with(&shown[shown.len() - 8..]), "{shown} {local}");
+    assert_eq!(shown.len(), utc.len());
+    page.follow("#zone button").await;
+    page.until_contains("#zone", "UTC").await;
+    assert_eq!(times().await.0, utc);
 }
 
 async fn selected_events(page: &Page, desk: &Desk) {

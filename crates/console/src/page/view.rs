@@ -86,7 +86,7 @@ impl View {
                 @let name = scope(&pause.of);
                 div.alert.warn {
                     p {
-                        b { (name) " is paused" } " since " (full_time(pause.since)) " UTC (" (ago(pause.since)) ")"
+                        b { (name) " is paused" } " since " (full_time(pause.since)) " (" (ago(pause.since)) ")"
                         @if !pause.note.is_empty() { ". " (clip(&pause.note, 300)) }
                     }
                     @if self.can_change() {
@@ -187,7 +187,7 @@ impl View {
                     }
                     footer {
                         @if self.console.is_read_only { p { "This console is read-only." } }
-                        p { "All times are in UTC." }
+                        p #zone { "All times are in UTC." }
                     }
                 }
             }
