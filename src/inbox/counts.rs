@@ -19,12 +19,14 @@ const DAY: i64 = 24 * HOUR;
 /// The first minutes that are kept, for each of [`SPANS`]. Older ones are put together, or deleted if they are those of a
 /// budget or of the last span. A process writes those of the last hour.
 pub(crate) fn kept_from(now: SystemTime, series: Series) -> [i64; 3] {
-    let minutes = match series {
-        Series::Refused => 7 * DAY,
-        _ => 2 * HOUR,
+    let kept = match series {
+        Series::Refused => [7 * DAY, 14 * DAY, 30 * DAY],
+        // As long as the samples, which have addresses, too.
+        Series::Origin => [2 * HOUR, 7 * DAY, 7 * DAY],
+        _ => [2 * HOUR, 14 * DAY, 30 * DAY],
     };
     let now = minute_of(now);
-    [minutes, 14 * DAY, 30 * DAY].map(|kept| now - kept)
+    kept.map(|kept| now - kept)
 }
 
 /// How many counts one call writes.

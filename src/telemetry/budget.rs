@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::labels::{Senders, Types, UNVERIFIED};
 use super::observer::{DeliveryEnded, Observation, Observer};
 use super::tally::{Count, Kept, Of, Series, Tally};
-use crate::event::EventKind;
+use crate::event::{EventKind, SenderPolicy};
 use crate::lock::lock;
 use crate::route::{EventType, RouteName};
 use crate::sender::Sender;
@@ -20,8 +20,8 @@ use crate::sender::Sender;
 /// webhook (the platform: [Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
 ///
 /// The limit of a route is [`disable_after`](crate::SenderPolicy::disable_after) of the
-/// [policy](crate::Sender::policy) of its sender. It is known as soon as a request has reached the route. Without such a
-/// rule, failures are only counted.
+/// [policy](crate::Sender::policy) of its sender. It is known as soon as a request has reached the route, and for the chat
+/// platform's from the start. Without such a rule, failures are only counted.
 ///
 /// It is an [`Observer`]. Clones share their counts.
 ///
@@ -125,7 +125,12 @@ impl FailureBudget {
 
     /// The number of failures above which the sender of a route disables a webhook, if it is known to have such a rule.
     fn limit(&self, route: &RouteName) -> Option<u32> {
-        self.shared.senders.of(route)?.policy().disable_after
+        match self.shared.senders.of(route) {
+            Some(sender) => sender.policy().disable_after,
+            // Another receiver may have got all requests.
+            None if *route == RouteName::default() => SenderPolicy::default().disable_after,
+            None => None,
+        }
     }
 
     #[cfg(feature = "metrics")]

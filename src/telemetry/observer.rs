@@ -176,6 +176,11 @@ pub struct DeliveryEnded<'a> {
 }
 
 impl DeliveryEnded<'_> {
+    /// Where the request came from. Empty if that is not known.
+    pub(super) fn address(&self) -> String {
+        self.request.address()
+    }
+
     /// What is kept of the request, if it is refused.
     pub(super) fn sample(&self) -> Sample {
         let delivery = self.delivery;

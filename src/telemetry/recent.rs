@@ -1,6 +1,6 @@
 //! What happened lately: the last problems, the events of each minute, and the durations of attempts.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime};
 use super::Short;
 use super::labels::Types;
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
-use super::tally::{Count, CountsOf, Kept, Series, Sums, Tally, millis};
+use super::tally::{Count, CountsOf, Kept, Series, Sums, Tally, millis, minute_of};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::lock::lock;
@@ -56,6 +56,8 @@ struct Shared {
 struct State {
     verified: Problems,
     unverified: Problems,
+    /// The routes, outcomes and addresses of requests that were not verified in the present minute.
+    origins: (i64, BTreeSet<(RouteName, String)>),
     /// The events of an inbox that were settled, the latest one last.
     durations: VecDeque<Settled>,
 }
@@ -208,6 +210,9 @@ impl Recent {
             let sample = || is_failure.then(|| ended.sample());
             tally.add(series, route, kind.clone(), outcome, 1, sample);
         };
+        if is_failure && !ended.is_verified {
+            self.origin(ended);
+        }
         match is_failure {
             true => add(Series::Refused, ended.outcome),
             false => add(Series::Acknowledged, ended.outcome),
@@ -238,6 +243,26 @@ impl Recent {
             true => state.verified.add(problem, MOST),
             false => state.unverified.add(problem, MOST_UNVERIFIED),
         }
+    }
+
+    /// Counts a request that was not verified by its address.
+    fn origin(&self, ended: &DeliveryEnded<'_>) {
+        let tally = &self.shared.tally;
+        let minute = minute_of(tally.now());
+        let mut origin = format!("{}\n{}", ended.outcome, ended.address());
+        {
+            let (of, known) = &mut lock(&self.shared.state).origins;
+            if *of != minute {
+                (*of, *known) = (minute, BTreeSet::new());
+            }
+            let route = ended.route.clone();
+            if known.len() < MOST_ORIGINS {
+                known.insert((route, origin.clone()));
+            } else if !known.contains(&(route, origin.clone())) {
+                origin = format!("{}\nother addresses", ended.outcome);
+            }
+        }
+        tally.add(Series::Origin, ended.route, None, origin, 1, || None);
     }
 
     fn attempt(&self, ended: &AttemptEnded<'_>) {
@@ -353,6 +378,8 @@ const FAILURES: [&str; 3] = ["panicked", "handler-timeout", "crashed"];
 
 const MOST: usize = 100;
 const MOST_UNVERIFIED: usize = 20;
+/// Anybody can send such requests, so that their addresses are told apart up to this number in a minute.
+const MOST_ORIGINS: usize = 20;
 const MOST_DURATIONS: usize = 10_000;
 
 /// How far the clocks of this process and of its queue may be apart. An event that was redriven may have been settled by

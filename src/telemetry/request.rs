@@ -52,14 +52,19 @@ impl Asked {
         }
     }
 
-    /// `size` is that of a body that was received.
-    pub(super) fn sample(&self, size: Option<usize>, key: Option<Bytes>) -> Sample {
-        let address = match (self.peer, &self.forwarded_for) {
+    /// Where the request came from. Empty if that is not known.
+    pub(super) fn address(&self) -> String {
+        match (self.peer, &self.forwarded_for) {
             (Some(peer), None) => peer.ip().to_string(),
             // Anybody can set the header, so the address of the connection is beside it.
             (Some(peer), Some(of)) => format!("{} for {}", peer.ip(), short(of.as_bytes())),
             (None, of) => text(of.as_ref()),
-        };
+        }
+    }
+
+    /// `size` is that of a body that was received.
+    pub(super) fn sample(&self, size: Option<usize>, key: Option<Bytes>) -> Sample {
+        let address = self.address();
         let size = match size {
             Some(size) => size.to_string(),
             None => text(self.length.as_ref()),

@@ -34,6 +34,9 @@ pub enum Series {
     Failed,
     /// Events that became dead letters, by event type.
     Dead,
+    /// Requests that were refused before they were verified, by the outcome and the address, in a line each. Of a minute, a
+    /// process tells 20 addresses apart.
+    Origin,
     /// The longest time in milliseconds from an acceptance to the first attempt, by event type: a maximum, and no
     /// sum.
     Lag,
@@ -41,13 +44,14 @@ pub enum Series {
 
 impl Series {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Acknowledged,
         Self::Refused,
         Self::Budget,
         Self::Handled,
         Self::Failed,
         Self::Dead,
+        Self::Origin,
         Self::Lag,
     ];
 
@@ -61,6 +65,7 @@ impl Series {
             Self::Handled => "handled",
             Self::Failed => "failed",
             Self::Dead => "dead",
+            Self::Origin => "origin",
             Self::Lag => "lag",
         }
     }
@@ -256,7 +261,7 @@ struct RowKey {
     series: Series,
     route: RouteName,
     kind: Option<EventKind>,
-    outcome: &'static str,
+    outcome: Cow<'static, str>,
 }
 
 #[derive(Debug)]
@@ -302,7 +307,7 @@ impl State {
         series: Series,
         route: &RouteName,
         kind: Option<EventKind>,
-        outcome: &'static str,
+        outcome: Cow<'static, str>,
         number: u64,
         sample: impl FnOnce() -> Option<Sample>,
     ) {
@@ -365,10 +370,11 @@ impl Tally {
         series: Series,
         route: &RouteName,
         kind: Option<EventKind>,
-        outcome: &'static str,
+        outcome: impl Into<Cow<'static, str>>,
         number: u64,
         sample: impl FnOnce() -> Option<Sample>,
     ) {
+        let outcome = outcome.into();
         lock(&self.shared).add(series, route, kind, outcome, number, sample);
         // After the change: whoever is woken before it finds nothing, and waits for the next one.
         self.changed.notify_one();
@@ -415,7 +421,12 @@ impl Tally {
         let rows = state.rows.iter().filter(|(key, _)| {
             key.minute > oldest && matches!(key.series, Series::Acknowledged | Series::Refused)
         });
-        rows.map(|(key, row)| (key.outcome, row.number)).collect()
+        let answers = rows.filter_map(|(key, row)| match key.outcome {
+            Cow::Borrowed(outcome) => Some((outcome, row.number)),
+            // Only origins have texts of requests.
+            Cow::Owned(_) => None,
+        });
+        answers.collect()
     }
 
     fn count(&self, key: &RowKey, row: &Row) -> Count {
@@ -425,7 +436,7 @@ impl Tally {
             series: key.series,
             route: key.route.clone(),
             kind: key.kind.clone(),
-            outcome: Cow::Borrowed(key.outcome),
+            outcome: key.outcome.clone(),
             number: row.number,
             sample: row.sample.clone(),
         }

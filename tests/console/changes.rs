@@ -562,7 +562,7 @@ async fn an_interrupted_change_is_continued_by_a_click() {
         .hides("/events/15\"");
     get(&app, "/actions")
         .await
-        .shows("state waiting dead, kind chat-rated message-created");
+        .shows("state waiting dead, type chat-rated message-created");
 
     let long = format!(
         "action=discard&state=dead&newest=9&at=0&error={}",

@@ -101,7 +101,7 @@ fn rows(page: &str) -> Vec<&str> {
             .map_or(row, |link| link.split_once('>').unwrap().1);
         name.split('<').next().unwrap()
     });
-    names.filter(|name| *name != "All kinds").collect()
+    names.filter(|name| *name != "All types").collect()
 }
 
 #[tokio::test(start_paused = true)]
@@ -113,7 +113,7 @@ async fn worst_of_many_types_comes_first_and_all_can_be_opened_and_paused() {
     let app = Console::new().inbox(inbox).router();
     let page = get(&app, "/").await;
     page.shows(
-        r#"<a href="/kinds">50 other kinds</a>, with <b class="bad">50 events</b> that failed"#,
+        r#"<a href="/kinds">50 other types</a>, with <b class="bad">50 events</b> that failed"#,
     );
     let shown = rows(&page.text);
     assert_eq!((shown.len(), shown[0]), (10, "type-41"), "{shown:?}");

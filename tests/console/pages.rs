@@ -163,7 +163,7 @@ async fn refused_deliveries_are_critical() {
     faults.is_down.store(false, Ordering::SeqCst);
     get(&app, "/")
         .await
-        .shows("<b>Critical: </b>Deliveries are refused, as the store does not work; the last one 0 s ago.");
+        .shows("<b>Critical: </b>Deliveries are refused, as the database does not work; the last one 0 s ago.");
 }
 
 #[tokio::test(start_paused = true)]
@@ -175,11 +175,11 @@ async fn a_queue_that_cannot_be_read_is_critical() {
     overview(Console::new())
         .await
         .is(200)
-        .shows("<b>Critical: </b>The queue cannot be read: ")
+        .shows("<b>Critical: </b>The database cannot be read: ")
         .shows("the connection was lost");
     overview(Console::new().hide_payloads())
         .await
-        .shows("The queue cannot be read: the log has the reason.");
+        .shows("The database cannot be read: the log has the reason.");
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,7 +193,7 @@ async fn a_worker_that_can_claim_nothing_is_critical() {
     sleep(60 * SECOND).await;
     get(&app, "/")
         .await
-        .shows("<b>Critical: </b>The worker of this process cannot take events from the queue");
+        .shows("<b>Critical: </b>The worker of this process cannot take events from the database");
     worker.drain(SECOND).await.unwrap();
 }
 
@@ -534,7 +534,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     // Each with a text that is there only if the page is as large as it is meant to be.
     let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
     for (path, shows) in [
-        ("/", ">10 other kinds</a>"),
+        ("/", ">10 other types</a>"),
         ("/kinds", "20 kinds, worst first"),
         ("/", "none succeeds"),
         ("/", "the sender disables the webhook in"),

@@ -1,14 +1,20 @@
-//! The data of a person, and the names of operators.
+//! The data of a person, the names of operators, and addresses.
+
+use std::net::SocketAddr;
 
 use axum::body::Body;
 use http::Request;
 use http::header::{CONTENT_TYPE, COOKIE, HOST, HeaderName, SET_COOKIE};
+use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_webhook::inbox::{EventId, EventState, Which};
+use tower_webhook::telemetry::Recent;
+use tower_webhook::{EventRouter, Webhooks};
 use tower_webhook_console::Console;
 
-use support::delivery::{RequestExt, delivery, send};
+use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::inbox::{event, inbox, states, webhooks};
+use support::{MINUTE, SECOND};
 
 use super::{four_events, get, post, request};
 
@@ -179,4 +185,52 @@ async fn actions_are_found_by_who_what_and_when() {
     assert_eq!(found("before=3").await, [2, 1]);
     get(&app, "/actions").await.shows(">Yesterday</a>");
     get(&app, "/actions?from=soon").await.is(400);
+}
+
+/// Each address with its reason, how often, and since when.
+#[tokio::test(start_paused = true)]
+async fn requests_that_are_not_verified_are_counted_by_address() {
+    let (inbox, recent) = (inbox(), Recent::new());
+    let webhooks = Webhooks::new(secret()).observer(recent.clone());
+    let events = EventRouter::new();
+    let (webhooks, running) = webhooks.inbox(inbox.clone()).start(events).unwrap();
+    let forged = async |address: [u8; 4]| {
+        let mut forged = event("forged", 1).with(SIGNATURE, "0".repeat(64));
+        forged
+            .extensions_mut()
+            .insert(SocketAddr::from((address, 50_000)));
+        send(&webhooks, forged).await;
+    };
+    forged([203, 0, 113, 9]).await;
+    sleep(10 * MINUTE).await;
+    for _ in 0..4 {
+        forged([203, 0, 113, 9]).await;
+    }
+    // More than are told apart.
+    for n in 0..30 {
+        forged([192, 0, 2, n]).await;
+    }
+    sleep(2 * SECOND).await;
+    let app = Console::new().inbox(inbox).recent(recent).router();
+    let page = get(&app, "/refusals").await;
+    let (_, origins) = page.text.split_once(r#"id="origins""#).unwrap();
+    let (origins, _) = origins.split_once(r#"id="rows""#).unwrap();
+    let row = |address: &str| {
+        let (_, row) = origins.split_once(&format!(">{address}<")).unwrap();
+        let row = row.split_once("</tr>").unwrap().0.to_owned();
+        let times: Vec<_> = row
+            .split("datetime=\"")
+            .skip(1)
+            .map(|it| it[..16].to_owned())
+            .collect();
+        assert!(row.contains("invalid-signature"), "{row}");
+        (row, times)
+    };
+    let (of_one, times) = row("203.0.113.9");
+    assert!(of_one.contains(">5</td>"), "{of_one}");
+    assert_ne!(times[0], times[1]);
+    let (others, times) = row("other addresses");
+    assert!(others.contains(">11</td>"), "{others}");
+    assert_eq!(times[0], times[1]);
+    running.drain(SECOND).await.unwrap();
 }

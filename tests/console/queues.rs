@@ -49,7 +49,7 @@ async fn explains_wrong_requests(inbox: Inbox) {
             400,
             "there is no such state: choose one of waiting,",
         ),
-        ("/events?kind=caf%C3%A9", 400, "is not a kind of event"),
+        ("/events?kind=caf%C3%A9", 400, "is not an event type"),
         (
             "/events?route=github+a/b",
             400,

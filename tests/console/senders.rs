@@ -143,11 +143,11 @@ async fn routes_are_told_apart_on_each_page() {
     both.shows("<td>github/push</td>").shows("<td>push</td>");
     get(&app, "/events/2")
         .await
-        .shows("<dt>Kind</dt><dd>github/push</dd>")
+        .shows("<dt>Type</dt><dd>github/push</dd>")
         .shows("Attempts of its type are slowed down");
     get(&app, "/events/1")
         .await
-        .shows("<dt>Kind</dt><dd>push</dd>");
+        .shows("<dt>Type</dt><dd>push</dd>");
     let asked = get(&app, "/all?action=discard&state=retrying&route=github").await;
     asked
         .shows("<dt>Route</dt><dd>github</dd>")

@@ -803,8 +803,8 @@ fn a_kind_that_nobody_has_seen_is_a_typing_error() {
     for (args, said) in [
         (&["pause", "chat-closed"][..], "paused: chat-closed\n"),
         (&["resume", "chat-closed"], "resumed: chat-closed\n"),
-        (&["pause", "--all"], "paused: all kinds\n"),
-        (&["resume", "--all"], "resumed: all kinds"),
+        (&["pause", "--all"], "paused: everything\n"),
+        (&["resume", "--all"], "resumed: everything"),
     ] {
         let ended = inbox(&url, args);
         assert!(ended.err.contains(said), "{args:?}: {ended:?}");

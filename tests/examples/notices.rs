@@ -162,7 +162,10 @@ async fn a_command_is_told_that_no_event_can_be_claimed() {
         "{log}"
     );
     let page = curl(&[&receiver.url_of("console")]);
-    assert!(page.contains("cannot take events from the queue"), "{page}");
+    assert!(
+        page.contains("cannot take events from the database"),
+        "{page}"
+    );
     // Deliveries are accepted.
     let event = ["--event", "chat-rated"];
     assert_eq!(receiver.send("s", &event).code, 0);

@@ -125,7 +125,7 @@ async fn make(
                 action = action.name(),
                 event = id.0,
                 reason = Chain(error).to_string(),
-                "an operator requested a change of an event, and the queue failed"
+                "an operator requested a change of an event, and the database failed"
             ),
         }
         change
@@ -477,7 +477,7 @@ pub(super) async fn retire(
                 actor,
                 %of,
                 reason = Chain(error).to_string(),
-                "an operator could not retire a handler, as the queue failed"
+                "an operator could not retire a handler, as the database failed"
             ),
         }
         retired

@@ -1,5 +1,7 @@
 //! The pages of what was counted, and the ranges that they ask for.
 
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use axum::Extension;
@@ -188,9 +190,47 @@ impl Range {
     }
 }
 
+/// Requests of one address that were not verified, for one reason.
+pub(super) struct Origin {
+    pub(super) route: RouteName,
+    pub(super) outcome: String,
+    pub(super) address: String,
+    pub(super) number: u64,
+    /// The first and the last minute.
+    pub(super) first: i64,
+    pub(super) last: i64,
+}
+
+impl Origin {
+    /// By address, those with most requests first.
+    fn all(counts: Vec<Count>) -> Vec<Self> {
+        let mut all = BTreeMap::<(RouteName, String), Self>::new();
+        for count in counts {
+            let (outcome, address) = count.outcome.split_once('\n').unwrap_or_default();
+            let new = || Self {
+                route: count.route.clone(),
+                outcome: outcome.to_owned(),
+                address: address.to_owned(),
+                number: 0,
+                first: count.minute,
+                last: count.minute,
+            };
+            let key = (count.route.clone(), count.outcome.to_string());
+            let origin = all.entry(key).or_insert_with(new);
+            origin.number = origin.number.saturating_add(count.number);
+            origin.first = origin.first.min(count.minute);
+            origin.last = origin.last.max(count.minute);
+        }
+        let mut all: Vec<_> = all.into_values().collect();
+        all.sort_by_key(|origin| Reverse(origin.number));
+        all
+    }
+}
+
 /// What was refused, and how the list goes on.
 pub(super) struct Refused {
     pub(super) counts: Vec<Count>,
+    pub(super) origins: Vec<Origin>,
     /// The latest minute, as it was asked for.
     pub(super) until: String,
     /// The latest minute of the next page.
@@ -210,7 +250,7 @@ pub(super) async fn history(
     // `Refused` has the same failures.
     let series: Vec<_> = Series::ALL
         .into_iter()
-        .filter(|it| *it != Series::Budget)
+        .filter(|it| !matches!(it, Series::Budget | Series::Origin))
         .collect();
     let read = async |minutes| {
         let of = CountsOf::new(series.clone(), minutes);
@@ -252,10 +292,17 @@ pub(super) async fn refusals(
         start[..16].to_owned()
     });
     counts.truncate(shown);
+    // They are of all minutes, so that the first page alone has them.
+    let mut origins = Vec::new();
+    if asked.until.is_empty() {
+        let of = CountsOf::new([Series::Origin], now - 7 * DAY..now + 1).limit(MOST);
+        origins = Origin::all(self::counts(&view.console, of).await?);
+    }
     Ok(page::refusals(
         &view,
         &Refused {
             counts,
+            origins,
             until: asked.until.trim().to_owned(),
             older,
         },

@@ -48,7 +48,7 @@ impl Problem {
     /// What a page says of it.
     pub(super) fn reason(&self, console: &Console) -> &str {
         match self.has_error && console.hides_payloads {
-            true => "The queue failed. The log has the reason.",
+            true => "The database failed. The log has the reason.",
             false => &self.reason,
         }
     }
@@ -85,13 +85,13 @@ impl From<&StoreError> for Problem {
         let reason = Chain(error);
         tracing::warn!(
             reason = reason.to_string(),
-            "the console could not ask the queue"
+            "the console could not ask the database"
         );
         Self {
             has_error: true,
             ..Self::new(
                 StatusCode::SERVICE_UNAVAILABLE,
-                format!("The queue failed: {reason}."),
+                format!("The database failed: {reason}."),
             )
         }
     }

@@ -145,7 +145,7 @@ impl Search {
                 .push(route.parse::<RouteName>().map_err(wrong)?);
         }
         for kind in self.kind.split_whitespace() {
-            let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
+            let wrong = |_| Problem::bad(format!("`{}` is not an event type.", self.kind.trim()));
             filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
         }
         filter.chat = read_line(&self.chat);

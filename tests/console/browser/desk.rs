@@ -1,5 +1,6 @@
 //! A console over an inbox with events in all states, in this process.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -124,7 +125,9 @@ impl Desk {
 
     /// Sends a request that is not verified.
     pub(crate) async fn refuse(&self) {
-        let forged = event("forged", 1).with(SIGNATURE, "0".repeat(64));
+        let mut forged = event("forged", 1).with(SIGNATURE, "0".repeat(64));
+        let peer = SocketAddr::from(([203, 0, 113, 9], 50_000));
+        forged.extensions_mut().insert(peer);
         send(&self.webhooks, forged).await;
     }
 

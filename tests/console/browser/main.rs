@@ -6,3 +6,4 @@ mod desk;
 mod sandbox;
 mod senders;
 mod story;
+mod tasks;

@@ -94,7 +94,7 @@ pub(super) fn causes(
         };
         Cause::new(
             Level::Critical,
-            html! { "The queue cannot be read: " (clip(&error, 300)) "." },
+            html! { "The database cannot be read: " (clip(&error, 300)) "." },
         )
     });
     let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
@@ -169,7 +169,7 @@ fn spooled(view: &View) -> Option<Cause> {
 fn cannot_claim(view: &View) -> Option<Cause> {
     let can_claim = view.console.inbox.as_ref()?.can_claim();
     let text = html! {
-        "The worker of this process cannot take events from the queue: it handles none that wait or have failed. "
+        "The worker of this process cannot take events from the database: it handles none that wait or have failed. "
         "The log has the reason."
     };
     (!can_claim).then(|| Cause::new(Level::Critical, text))
@@ -185,7 +185,7 @@ fn unavailable(view: &View) -> Option<Cause> {
     let problem = problems.iter().find(refused)?;
     let age = problem.at.elapsed().unwrap_or_default();
     let text = html! {
-        "Deliveries are refused, as the store does not work; the last one " (long(age)) " ago. The newest problems have the reason."
+        "Deliveries are refused, as the database does not work; the last one " (long(age)) " ago. The newest problems have the reason."
     };
     (age < RECENTLY).then(|| Cause::new(Level::Critical, text))
 }
@@ -263,7 +263,9 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
             @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
             " " (reason)
         }
-        ". If the sender sent them, they count as failures of its webhooks, and they are lost unless it sends them again: "
+        ". If the sender sent them, they count as failures of its webhooks"
+        @if let Some(limit) = spent.limit { " (after " (limit) " in an hour, it disables one)" }
+        ", and they are lost unless it sends them again: "
         "compare the secret of the webhook at the sender with the receiver's."
         @if !others.is_empty() { " Also at " (names(others.iter().map(|it| it.route.to_string()))) "." }
     };

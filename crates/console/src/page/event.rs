@@ -200,7 +200,7 @@ fn summary(view: &View, record: &EventRecord) -> Markup {
     let event = &record.summary;
     html! {
         dl {
-            dt { "Kind" } dd { (clip(&event_type(event).to_string(), 200)) }
+            dt { "Type" } dd { (clip(&event_type(event).to_string(), 200)) }
             dt { "Chat" } dd { (chat_of_any_length(view, event.chat.as_deref())) }
             dt { "Key" }
             dd {

@@ -105,7 +105,7 @@ fn form(view: &View, search: &Search) -> Markup {
                     input #route name="route" value=(search.route);
                 }
                 div.grow {
-                    label for="kind" { "Kind" }
+                    label for="kind" { "Type" }
                     input #kind name="kind" list="kinds" value=(search.kind);
                     (kinds())
                 }
@@ -183,7 +183,7 @@ pub(super) fn table(view: &View, rows: &[EventSummary], columns: Columns<'_>) ->
     let chats = if has_chat { "Chat" } else { "" };
     html! {
         table {
-            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures"]))
+            (head(&[select, "Event", "Accepted", "Type", chats, "State", "Failures"]))
             tbody {
                 @for event in rows {
                     tr {
@@ -225,7 +225,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
                 @if lanes.is_empty() { p { "None." } }
                 @else {
                     table {
-                        (head(&["Chat", "Blocked by", "Kind", "For", "State", "#Waiting behind it"]))
+                        (head(&["Chat", "Blocked by", "Type", "For", "State", "#Waiting behind it"]))
                         tbody {
                             @for lane in lanes {
                                 @let head = &lane.event;
@@ -277,7 +277,7 @@ pub(super) fn label(field: &str) -> &str {
     match field {
         "state" => "State",
         "route" => "Route",
-        "kind" => "Kind",
+        "kind" => "Type",
         "chat" => "Chat",
         "key" => "Key",
         "hours" => "Within hours",

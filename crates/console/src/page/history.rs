@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use tower_webhook::EventType;
 use tower_webhook::telemetry::{Count, Series};
 
-use super::super::history::{Chosen, Range, Refused};
+use super::super::history::{Chosen, Origin, Range, Refused};
 use super::kinds::is_short;
 use super::parts::{event_type, head};
 use super::text::{clip, count, short, time};
@@ -197,7 +197,7 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
                     button { "Show the day" }
                 }
             }
-            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all kinds"), it == *chosen)) } }
+            ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all types"), it == *chosen)) } }
         }
     }
 }
@@ -313,6 +313,8 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
                 button.main #show { "Show" }
                 @if !refused.until.is_empty() { a href=(view.url("/refusals")) { "Newest" } }
             }
+            div #origins data-live { (origins(&refused.origins)) }
+            h2 { "By minute" }
             div #rows data-live { (rows(refused)) }
             @if let Some(older) = &refused.older {
                 div.pages { a href=(view.url(format_args!("/refusals?until={older}"))) rel="next" { "Older refusals" } }
@@ -323,12 +325,40 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
     view.page("Refusals", "/refusals", &content)
 }
 
+/// The number of addresses that are shown.
+const ORIGINS: usize = 20;
+
+/// Where requests came from that were not verified, and since when.
+fn origins(origins: &[Origin]) -> Markup {
+    html! {
+        @if !origins.is_empty() {
+            h2 { "Not verified, by address" }
+            table {
+                (head(&["Address", "Reason", "Route", "#Times", "First", "Last"]))
+                tbody {
+                    @for it in origins.iter().take(ORIGINS) {
+                        tr {
+                            td.wide { @if it.address.is_empty() { span.quiet { "unknown" } } @else { (clip(&it.address, 120)) } }
+                            td { b.bad { (clip(&it.outcome, 60)) } }
+                            td data-label="Route" { (it.route) }
+                            td.number data-label="Times" { (count(it.number)) }
+                            td data-label="First" { (time(start(it.first))) }
+                            td data-label="Last" { (time(start(it.last))) }
+                        }
+                    }
+                }
+            }
+            @if origins.len() > ORIGINS { p.quiet { "And " (origins.len() - ORIGINS) " more." } }
+        }
+    }
+}
+
 fn rows(refused: &Refused) -> Markup {
     html! {
         @if refused.counts.is_empty() { p { "None." } }
         @else {
             table {
-                (head(&["Minute", "Reason", "Kind", "#Times", "Address", "#Bytes", "Request", "Key"]))
+                (head(&["Minute", "Reason", "Type", "#Times", "Address", "#Bytes", "Request", "Key"]))
                 tbody {
                     @for it in &refused.counts {
                         @let [address, size, request, key] = sample(it);

@@ -147,7 +147,7 @@ pub(super) fn others(view: &View, others: &[Row<'_>]) -> Markup {
     html! {
         @if !others.is_empty() {
             p {
-                a href=(view.url("/kinds")) { (others.len()) @if others.len() == 1 { " other kind" } @else { " other kinds" } }
+                a href=(view.url("/kinds")) { (others.len()) @if others.len() == 1 { " other type" } @else { " other types" } }
                 @if failed > 0 {
                     ", with " b.bad { (count(failed)) @if failed == 1 { " event" } @else { " events" } } " that failed"
                 }
@@ -164,7 +164,7 @@ pub(in super::super) fn kinds(view: &View, lately: &Lately, page: usize) -> Mark
     let first = page.saturating_mul(KINDS_OF_PAGE).min(rows.len());
     let last = (first + KINDS_OF_PAGE).min(rows.len());
     let content = html! {
-        div.title { h1 { "Kinds" } }
+        div.title { h1 { "Event types" } }
         section {
             p.quiet { (count(rows.len() as u64)) " kinds, worst first." }
             div #kinds-table data-live { (table(view, &rows[first..last], stats, true)) }
@@ -175,7 +175,7 @@ pub(in super::super) fn kinds(view: &View, lately: &Lately, page: usize) -> Mark
             }
         }
     };
-    view.page("Kinds", "/", &content)
+    view.page("Event types", "/", &content)
 }
 
 /// The rows in a table. A plain one has no charts, and one link in each row.
@@ -188,7 +188,7 @@ pub(super) fn table(
     let has_inbox = view.console.inbox.is_some();
     let of_inbox = |column| if has_inbox { column } else { "" };
     let columns = [
-        "Kind",
+        "Type",
         of_inbox("#Waiting"),
         of_inbox("#In progress"),
         of_inbox("#Retrying"),
@@ -308,7 +308,7 @@ fn counts(view: &View, row: &Row<'_>, is_plain: bool) -> Markup {
 fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     html! {
         tr {
-            th scope="row" { "All kinds" }
+            th scope="row" { "All types" }
             (states(view, None, STATES.map(|(_, _, of)| kinds.iter().map(of).sum()), true))
         }
     }

@@ -80,8 +80,8 @@ pub(in super::super) fn overview(
         div.stack {
             section {
                 div.head {
-                    h2 { "Kinds" }
-                    @if console.inbox.is_some() { a.end href=(view.url("/kinds")) { "All kinds" } }
+                    h2 { "Event types" }
+                    @if console.inbox.is_some() { a.end href=(view.url("/kinds")) { "All types" } }
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, false))
@@ -227,7 +227,7 @@ fn failed(view: &View, why: &Causes) -> Markup {
             section {
                 div.head { h2 { "Why events have failed" } a.end href=(all) { "All that have failed" } }
                 table {
-                    (head(&["#Events", "#Chats", "First", "Last", "Kind", "Reason"]))
+                    (head(&["#Events", "#Chats", "First", "Last", "Type", "Reason"]))
                     tbody { @for cause in &why.causes { (row(view, cause)) } }
                 }
                 @if why.others > 0 {
@@ -278,7 +278,7 @@ fn problems(view: &View, problems: &[tower_webhook::telemetry::Problem]) -> Mark
         @if problems.is_empty() { p.quiet { "None." } }
         @else {
             table {
-                (head(&["Last", "#Times", "Outcome", "Kind", "Reason"]))
+                (head(&["Last", "#Times", "Outcome", "Type", "Reason"]))
                 tbody {
                     @for problem in problems.iter().take(most) {
                         tr {

@@ -123,7 +123,7 @@ async fn warn_of_unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<()> {
 /// Says what was paused or resumed.
 fn said(what: &str, of: &Scope) {
     match of {
-        Scope::Everything => eprintln!("{what}: all kinds"),
+        Scope::Everything => eprintln!("{what}: everything"),
         of => eprintln!("{what}: {of}"),
     }
 }

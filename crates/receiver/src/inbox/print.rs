@@ -172,7 +172,7 @@ pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
         let of = match (action.event, &action.bulk, action.about.as_deref()) {
             (Some(event), ..) => format!("event {event}"),
             (_, Some(bulk), _) => format!("all that match ({})", bulk.state.name()),
-            (.., Some("")) => "all kinds".to_owned(),
+            (.., Some("")) => "everything".to_owned(),
             (.., Some(number)) if action.kind == ActionKind::Cancel => format!("action {number}"),
             (.., about) => about.unwrap_or("-").to_owned(),
         };
