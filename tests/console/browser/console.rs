@@ -230,7 +230,10 @@ async fn local_times(page: &Page) {
     page.follow("#zone button").await;
     page.until_contains("#zone", "Times are local").await;
     let (shown, _, local) = times().await;
-    assert!(local.ends_with(&shown[shown.len() - 8..]), "{shown} {local}");
+    assert!(
+        local.ends_with(&shown[shown.len() - 8..]),
+        "{shown} {local}"
+    );
     assert_eq!(shown.len(), utc.len());
     page.follow("#zone button").await;
     page.until_contains("#zone", "UTC").await;
