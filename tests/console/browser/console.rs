@@ -769,7 +769,7 @@ async fn script_in_texts_is_shown_and_never_executed() {
     let hostile = encode(HOSTILE);
     let test = async |page: Page| {
         for (path, shown) in [
-            ("", "#problems"),
+            ("", "#causes"),
             ("events", "#rows"),
             ("events/1", "main dl code"),
             ("events/1", "#timeline"),

@@ -73,7 +73,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     let test = async |page: Page| {
         // The warning, and its reason.
         page.until_contains("#alerts", "12 chats are blocked").await;
-        page.until_contains("#problems", "the CRM refused the connection")
+        page.until_contains("#causes", "the CRM refused the connection")
             .await;
         page.until_text("#kinds-table a[href*='state=dead']", |dead| {
             dead == CLOSED.to_string()
@@ -120,7 +120,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.follow(".site a").await;
         page.until_contains("h1", "Overview").await;
         until("an inbox without unsettled events", async || {
-            let left = "return document.querySelectorAll('#kinds-table a, #alerts :not(.good) > p').length";
+            let left = "return document.querySelectorAll('#kinds-table .number a, #alerts :not(.good) > p').length";
             (page.script(left).await? == json!(0)).then_some(())
         })
         .await;
