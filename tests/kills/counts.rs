@@ -35,7 +35,9 @@ fn a_kill_loses_at_most_the_counts_of_the_last_second() {
             "--silent",
             &format!("{}refusals", receiver.url_of("console")),
         ]);
-        let rows = page.split("invalid-signature").skip(1);
+        // Behind those by address.
+        let (_, rows) = page.split_once("id=\"rows\"").unwrap();
+        let rows = rows.split("invalid-signature").skip(1);
         let sum: u64 = rows
             .map(|row| {
                 let (_, number) = row.split_once("data-label=\"Times\">").unwrap();
