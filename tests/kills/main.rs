@@ -12,8 +12,6 @@ mod counts;
 mod failovers;
 #[cfg(feature = "sqlite")]
 mod inbox;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-mod patroni;
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 mod power;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
@@ -23,5 +21,3 @@ mod senders;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod spool;
 mod transactional;
-#[cfg(all(feature = "postgres", feature = "sqlite"))]
-mod world;

@@ -31,9 +31,8 @@ use support::net::{Line, Way, serve};
 use support::postgres::{Pooler, PostgresServer, Stop};
 use support::program::{Server, example};
 use support::scratch::memory;
+use support::world::{CHATS, LIMIT, LOST, PAUSE, RECEIVERS, SOME, Seen, Sent, World, handle};
 use support::{eventually, eventually_every, lock};
-
-use crate::world::{CHATS, LIMIT, LOST, PAUSE, RECEIVERS, SOME, Seen, Sent, World, handle};
 
 /// What happens to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

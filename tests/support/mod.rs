@@ -30,6 +30,7 @@ pub mod store;
 pub mod tls;
 #[cfg(feature = "postgres")]
 pub mod transactional;
+pub mod world;
 
 use std::error::Error;
 use std::iter::successors;

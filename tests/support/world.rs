@@ -7,77 +7,73 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use axum::extract::State;
-use support::lock;
-use support::net::{status, whole};
 use tokio::time::{sleep, timeout};
 
-pub(crate) const RECEIVERS: usize = 3;
-pub(crate) const CHATS: usize = 12;
+use super::lock;
+use super::net::{status, whole};
+
+pub const RECEIVERS: usize = 3;
+pub const CHATS: usize = 12;
 /// At least, between the answer to an event of a chat and its next event.
-pub(crate) const PAUSE: Duration = Duration::from_millis(200);
+pub const PAUSE: Duration = Duration::from_millis(200);
 /// Before a request without an answer is sent again.
-pub(crate) const AGAIN: Duration = Duration::from_millis(50);
+pub const AGAIN: Duration = Duration::from_millis(50);
 /// How long a receiver that lives may take to answer.
-pub(crate) const LIMIT: Duration = Duration::from_secs(5);
+pub const LIMIT: Duration = Duration::from_secs(5);
 /// For some events of each chat.
-pub(crate) const SOME: Duration = Duration::from_millis(500);
+pub const SOME: Duration = Duration::from_millis(500);
 /// What a receiver logs if the server lacks what it has accepted.
-pub(crate) const LOST: &str = "the queue has lost this event";
+pub const LOST: &str = "the queue has lost this event";
 
 /// What was found wrong.
 #[derive(Debug, Default)]
-pub(crate) struct Found {
-    pub(crate) lost: Vec<String>,
-    pub(crate) doubled: Vec<String>,
-    pub(crate) disordered: Vec<String>,
+pub struct Found {
+    pub lost: Vec<String>,
+    pub doubled: Vec<String>,
+    pub disordered: Vec<String>,
     /// Attempts that were made again.
-    pub(crate) again: usize,
+    pub again: usize,
 }
 
 /// An attempt, in the order in which they began.
-pub(crate) struct Mark {
-    pub(crate) key: String,
-    pub(crate) has_ended: bool,
+pub struct Mark {
+    pub key: String,
+    pub has_ended: bool,
 }
 
 /// What senders and handlers know.
 #[derive(Default)]
-pub(crate) struct World {
+pub struct World {
     /// Where a receiver is, unless it is about to end, and how often one has.
-    pub(crate) receivers: [Mutex<(Option<SocketAddr>, usize)>; RECEIVERS],
-    pub(crate) marks: Mutex<Vec<Mark>>,
+    pub receivers: [Mutex<(Option<SocketAddr>, usize)>; RECEIVERS],
+    pub marks: Mutex<Vec<Mark>>,
     /// Whether handlers wait.
-    pub(crate) is_held: AtomicBool,
-    pub(crate) has_ended: AtomicBool,
-    pub(crate) seen: Mutex<Seen>,
+    pub is_held: AtomicBool,
+    pub has_ended: AtomicBool,
+    pub seen: Mutex<Seen>,
 }
 
 #[derive(Default)]
-pub(crate) struct Seen {
-    pub(crate) answers: usize,
-    pub(crate) broken: usize,
-    pub(crate) slowest: Duration,
+pub struct Seen {
+    pub answers: usize,
+    pub broken: usize,
+    pub slowest: Duration,
     /// Answers but 200, and requests that a living receiver did not answer.
-    pub(crate) unexpected: Vec<String>,
-    pub(crate) last_unexpected: Option<Instant>,
+    pub unexpected: Vec<String>,
+    pub last_unexpected: Option<Instant>,
 }
 
 /// An event that was answered with 200.
-pub(crate) struct Sent {
-    pub(crate) key: String,
-    pub(crate) by: usize,
+pub struct Sent {
+    pub key: String,
+    pub by: usize,
     /// Whether another receiver may have accepted it, too.
-    pub(crate) had_another: bool,
+    pub had_another: bool,
 }
 
 impl World {
     /// Sends events of a chat until the round has ended, with a pause after each answer.
-    pub(crate) async fn chat(
-        self: Arc<Self>,
-        round: usize,
-        chat: usize,
-        pause: Duration,
-    ) -> Vec<Sent> {
+    pub async fn chat(self: Arc<Self>, round: usize, chat: usize, pause: Duration) -> Vec<Sent> {
         let mut all = Vec::new();
         while !self.has_ended.load(Ordering::SeqCst) {
             let key = format!("{round}-{chat}-{}", all.len());
@@ -130,7 +126,7 @@ impl World {
 
     /// Compares what was sent with the attempts. `settled` are the keys that were known to be handled, with the number of
     /// attempts by then.
-    pub(crate) fn judge(&self, settled: &HashMap<String, usize>, sent: &[Vec<Sent>]) -> Found {
+    pub fn judge(&self, settled: &HashMap<String, usize>, sent: &[Vec<Sent>]) -> Found {
         let mut found = Found::default();
         let marks = lock(&self.marks);
         // By key, the first and the last attempt.
@@ -169,7 +165,7 @@ impl World {
     }
 }
 
-pub(crate) async fn handle(State(world): State<Arc<World>>, line: String) {
+pub async fn handle(State(world): State<Arc<World>>, line: String) {
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     let key = line["key"].as_str().unwrap().to_owned();
     let mark = {

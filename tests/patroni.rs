@@ -2,7 +2,8 @@
 //! again and again: its PostgreSQL alone, or Patroni with it, as if the machine were gone. The receivers have no proxy, but
 //! the addresses of all three.
 //!
-//! `tests/slow` runs these with `PATRONI_KILLS=20`, which defaults to 2. They need Debian's `patroni` and `etcd-server`.
+//! They need root, and Debian's `patroni` and `etcd-server`. `tests/slow` runs them, with `PATRONI_KILLS=20`, which defaults
+//! to 2.
 
 use std::collections::HashMap;
 use std::fs;
@@ -29,7 +30,7 @@ use tokio::time::{sleep, timeout};
 use tower_webhook::inbox::{EventState, EventSummary, Filter, Inbox, Page};
 use tower_webhook::postgres::PostgresQueue;
 
-use crate::world::{CHATS, Found, PAUSE, RECEIVERS, Sent, World, handle};
+use support::world::{CHATS, Found, PAUSE, RECEIVERS, Sent, World, handle};
 
 const NODES: usize = 3;
 /// PostgreSQL does not run as root.
@@ -432,19 +433,16 @@ async fn survive(has_spools: bool, is_synchronous: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "`tests/slow` runs it, with Patroni and etcd"]
 async fn a_synchronous_leader_is_killed() {
     survive(false, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "`tests/slow` runs it, with Patroni and etcd"]
 async fn a_synchronous_leader_is_killed_behind_spools() {
     survive(true, true).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-#[ignore = "`tests/slow` runs it, with Patroni and etcd"]
 async fn an_asynchronous_leader_is_killed() {
     survive(false, false).await;
 }
