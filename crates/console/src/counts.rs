@@ -53,9 +53,10 @@ struct Kept<T> {
 struct Last<T> {
     counted: T,
     at: Instant,
-    /// The shorter one of this duration and the one before: when a machine was busy for once, the next page counts again.
     took: Duration,
-    took_itself: Duration,
+    /// Or the time that the counts before took, if that was shorter: when a machine was busy for once, the next page counts
+    /// again.
+    shorter: Duration,
 }
 
 impl Counts {
@@ -86,8 +87,8 @@ impl<T: Clone + Send + 'static> Counts<T> {
             let last = kept.last.as_ref();
             let last = last.map(|last| (last, last.at.elapsed()));
             if let Some((last, age)) = last
-                && last.took > WAIT
-                && age < (SHARE * last.took).min(KEPT)
+                && last.shorter > WAIT
+                && age < (SHARE * last.shorter).min(KEPT)
             {
                 return Ok((last.counted.clone(), age));
             }
@@ -158,12 +159,12 @@ impl<T: Clone + Send + 'static> Counts<T> {
             kept.counting = None;
             if let Ok(counted) = &counted {
                 let took = began.elapsed();
-                let before = kept.last.as_ref().map(|last| last.took_itself);
+                let before = kept.last.as_ref().map(|last| last.took);
                 kept.last = Some(Last {
                     counted: counted.clone(),
                     at: Instant::now(),
-                    took: before.map_or(took, |before| took.min(before)),
-                    took_itself: took,
+                    took,
+                    shorter: before.map_or(took, |before| took.min(before)),
                 });
             }
             counted

@@ -49,7 +49,7 @@ pub(in super::super) fn confirm(
     let number = asked.number();
     let effect = match action {
         Action::Redrive => {
-            "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
+            "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, handled events included, are handled again, out of order. Events in progress, and events without a body, are skipped."
         }
         Action::Discard => {
             "Each of them is given up: it is not handled any more. Events that are settled (handled, ignored or discarded) are skipped."

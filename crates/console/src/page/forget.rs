@@ -28,7 +28,7 @@ pub(in super::super) fn forget(
         div.title { h1 { "Forget a person" } }
         section {
             p.quiet {
-                "Deletes the payloads, headers and errors of all events of a person's chats, and discards those that were not handled. "
+                "Deletes the payloads, headers and errors of all events of a person's chats, and discards the events that are not handled yet. "
                 "The types, keys and times of the events stay for the retention, and so do the ids of the chats."
             }
             form method="get" action=(view.url("/forget")) {

@@ -11,6 +11,7 @@ mod history;
 mod kinds;
 mod overview;
 mod parts;
+mod payload;
 mod text;
 mod view;
 
