@@ -52,17 +52,16 @@ impl Request<'_> {
         &self,
         mut connection: MultiplexedConnection,
     ) -> RedisResult<T> {
-        let call = match self {
-            Self::Call(call) | Self::Asking(call) => call,
-            Self::Other(command) => return command.query_async(&mut connection).await,
-        };
-        match self.send_once(&mut connection).await {
+        let answer = self.send_once(&mut connection).await;
+        match (answer, self) {
             // The server has restarted, or was promoted, and has not executed anything.
-            Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
+            (Err(error), Self::Call(call) | Self::Asking(call))
+                if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) =>
+            {
                 call.script.load_async(&mut connection).await?;
                 self.send_once(&mut connection).await
             }
-            answer => answer,
+            (answer, _) => answer,
         }
     }
 

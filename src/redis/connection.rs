@@ -295,8 +295,8 @@ impl Connection {
     }
 }
 
-/// Asks the sentinels now and then, beside the calls, whether the server is still the primary. A former one that is back
-/// calls itself so until a sentinel has noticed, and loses what it has recorded until then.
+/// Asks the sentinels now and then, beside the calls, whether the server is still the primary. A former primary that is back
+/// calls itself the primary until a sentinel has noticed, and loses what it has recorded until then.
 fn check_again(sentinels: &Arc<Sentinels>, line: &Arc<Line>) {
     {
         let mut checked = lock(&line.checked);

@@ -87,7 +87,7 @@ mod tests {
     fn slots_are_those_of_the_specification() {
         assert_eq!(crc16(b"123456789"), 0x31c3);
         assert_eq!(slot_of(b"{user1000}.following"), slot_of(b"user1000"));
-        // Empty braces, and those that are not closed, are part of the key.
+        // Empty braces and unclosed braces are part of the key.
         assert_eq!(slot_of(b"foo{}{bar}"), crc16(b"foo{}{bar}") % SLOTS);
         assert_eq!(slot_of(b"foo{bar"), crc16(b"foo{bar") % SLOTS);
         assert_eq!(slot_of(b"foo{{bar}}zap"), slot_of(b"{bar"));
