@@ -102,7 +102,7 @@ fn without_quotes(text: &str) -> String {
             other => other,
         };
         left.push_str(before);
-        // An apostrophe within a word quotes nothing, and neither does one that is never closed.
+        // Neither an apostrophe within a word nor an unclosed quote quotes anything.
         let is_within = |before: &str| before.ends_with(char::is_alphanumeric);
         let end = inner.match_indices(close).map(|(end, _)| end).find(|end| {
             let after = &inner[end + close.len_utf8()..];

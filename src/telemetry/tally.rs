@@ -34,8 +34,8 @@ pub enum Series {
     Failed,
     /// Events that became dead letters, by event type.
     Dead,
-    /// Requests that were refused before they were verified, by the outcome and the address, in a line each. Of a minute, a
-    /// process tells 20 addresses apart.
+    /// Requests that were refused before they were verified, by the outcome and the address, in a line each. A process tells
+    /// 20 addresses apart in each minute.
     Origin,
     /// The longest time in milliseconds from an acceptance to the first attempt, by event type: a maximum, and no
     /// sum.
