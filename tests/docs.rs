@@ -248,7 +248,7 @@ fn readme_begins_with_a_program_and_is_short() {
     let line = line.expect("a program") + 1;
     assert!(line <= 25, "the program begins at line {line}");
     let words = readme.split_whitespace().count();
-    assert!(words <= 900, "{words} words");
+    assert!(words <= 700, "{words} words");
 }
 
 /// What was measured is not in it.
