@@ -81,7 +81,12 @@ impl Refusal {
 
     /// Logs the refusal of a request with this head, within `throttle`, because anybody can cause refusals, and which secret
     /// of another route would have matched.
-    pub(super) fn log_within(&self, throttle: &Throttle, head: Head<'_>, would_match: Option<&str>) {
+    pub(super) fn log_within(
+        &self,
+        throttle: &Throttle,
+        head: Head<'_>,
+        would_match: Option<&str>,
+    ) {
         // A line that nobody reads needs no clock.
         if !tracing::enabled!(tracing::Level::WARN) {
             return;

@@ -157,7 +157,7 @@ async fn the_secret_of_another_route_is_named() {
             (expected.status, &expected.headers, &expected.body)
         );
         let would_match = would_match.map(str::to_owned);
-        assert_eq!(found.take(), [would_match.clone()]);
+        assert_eq!(found.take(), std::slice::from_ref(&would_match));
         let [event] = &log.events()[..] else {
             panic!("{:?}", log.events());
         };
