@@ -18,7 +18,7 @@ use crate::sender::{Head, Sender, SignatureError};
 /// would have matched: the sender has the URL or the secret of another route.
 ///
 /// At most one refused request a second, of all routes together, is tried with the other secrets, and only if its body has
-/// at most 64 KiB. The response stays the same. The log and the [console](crate::docs::production#console) name the secret by
+/// at most 64 KiB. The response stays the same. The log and the console name the secret by
 /// its [label](crate::Secret::with_label), as does [`DeliveryEnded::would_match`](crate::telemetry::DeliveryEnded::would_match).
 ///
 /// [`Routes`](crate::Routes) know each other. For other routes, pass one to each:
