@@ -196,6 +196,13 @@ impl DeliveryEnded<'_> {
             .sample(delivery.map(|delivery| delivery.body().len()), key)
     }
 
+    /// Returns which secret of another route would have matched a request with a wrong signature, in words: see
+    /// [`Neighbours`](crate::signature::Neighbours). `None` if none would, or if it was not tried.
+    #[must_use]
+    pub fn would_match(&self) -> Option<&str> {
+        self.request.would_match.as_deref()
+    }
+
     /// Whether the platform counts the delivery as a failed attempt
     /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)): the answer's status is not 2xx, or there was none.
     #[must_use]

@@ -26,7 +26,9 @@ use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
-use crate::signature::{MAX_BUFFERED, OnSecret, Secrets, Signature, SignatureLayer, Verifier};
+use crate::signature::{
+    MAX_BUFFERED, Neighbours, OnSecret, Secrets, Signature, SignatureLayer, Verifier,
+};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -95,6 +97,7 @@ pub(super) struct Settings {
     observers: Observers,
     kept: Option<Kept>,
     on_secret: Option<OnSecret>,
+    neighbours: Option<Neighbours>,
 }
 
 /// The kinds that are kept.
@@ -170,6 +173,7 @@ impl Webhooks {
                 observers: Observers::default(),
                 kept: None,
                 on_secret: None,
+                neighbours: None,
             },
             target: (),
         }
@@ -254,6 +258,13 @@ impl<T> Webhooks<T> {
     /// ```
     pub fn on_secret(mut self, keep: impl Fn(&str) -> bool + Send + Sync + 'static) -> Self {
         self.route.on_secret = Some(OnSecret::new(keep));
+        self
+    }
+
+    /// Makes the route known to the others of the program, so that a request which one of them refuses is tried with the
+    /// secrets of the others: see [`Neighbours`]. The routes of one [`Routes`](crate::Routes) know each other without this.
+    pub fn neighbours(mut self, all: &Neighbours) -> Self {
+        self.route.neighbours = Some(all.clone());
         self
     }
 
@@ -702,6 +713,10 @@ impl Settings {
         Some(&self.observers).filter(|it| it.any())
     }
 
+    pub(super) fn neighbours(&self) -> Option<&Neighbours> {
+        self.neighbours.as_ref()
+    }
+
     /// What an inbox and its worker know of the route.
     pub(super) fn route(&self) -> Result<Route, ConfigError> {
         Ok(Route {
@@ -746,6 +761,9 @@ impl Settings {
         };
         signature.config.lent = Some(lent.into_any());
         signature.config.observers = observers;
+        if let Some(neighbours) = &self.neighbours {
+            signature.beside(neighbours);
+        }
         Ok(signature)
     }
 }

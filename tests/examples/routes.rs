@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use support::program::{Program, Server, curl, example, run, until};
 use tempfile::TempDir;
+use tower_webhook::Secrets;
 
 /// A directory with a file of routes and the files that it names.
 struct Files(TempDir);
@@ -27,6 +28,12 @@ impl Files {
         let text = text.replace("DIR", self.path().to_str().unwrap());
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
+    }
+
+    /// How the log names the secret of a file.
+    fn label(&self, name: &str) -> String {
+        let secrets = Secrets::from_file(self.path().join(name));
+        secrets.unwrap().labels().remove(0)
     }
 
     fn path(&self) -> &Path {
@@ -83,9 +90,22 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
     });
     assert!(lines.contains(r#""route":"/webhooks""#), "{lines}");
     let err = receiver.err();
-    for said in ["route=github", "route=north", "path=\"/acme\""] {
+    // Of the first refused request: their databases do not matter.
+    let label = files.label("two");
+    let would_match = format!("would_match=\"the secret {label} of the route github\"");
+    for said in [
+        "route=github",
+        "route=north",
+        "path=\"/acme\"",
+        &would_match,
+    ] {
         assert!(err.contains(said), "{said}: {err}");
     }
+    // The same on the pages of its database.
+    let console = receiver.url_of("console");
+    let refusals = curl(&[&format!("{console}webhooks/refusals")]);
+    let would_match = format!("the secret {label} of the route github");
+    assert!(refusals.contains(&would_match), "{refusals}");
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);
 

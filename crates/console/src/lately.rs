@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tower_webhook::EventType;
 use tower_webhook::inbox::Inbox;
 use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
+use tower_webhook::{EventType, RouteName};
 
 use super::settings::Console;
 
@@ -19,9 +19,21 @@ pub(super) struct Lately {
     pub(super) types: BTreeMap<EventType, Hour>,
     /// The deliveries and the refused requests, by outcome, and whether they were refused.
     pub(super) responses: BTreeMap<(bool, String), u64>,
+    /// The requests at each route.
+    pub(super) routes: BTreeMap<RouteName, Requests>,
+    /// By the route and the secret of another that would have matched: the last minute of such a request.
+    pub(super) swapped: BTreeMap<(RouteName, String), i64>,
     /// For how long these have been known, and whether they are those of this process alone.
     pub(super) age: Duration,
     pub(super) is_own: bool,
+}
+
+/// The requests at a route.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Requests {
+    pub(super) all: u64,
+    /// Those without a signature that matches.
+    pub(super) unmatched: u64,
 }
 
 /// What became of the events of a type.
@@ -66,6 +78,7 @@ impl Lately {
                 Series::Refused,
                 Series::Handled,
                 Series::Failed,
+                Series::Swapped,
             ],
             now - 59..now + 1,
         );
@@ -107,6 +120,17 @@ impl Lately {
                 let outcome = count.outcome.clone().into_owned();
                 let number = lately.responses.entry((is_refused, outcome)).or_default();
                 *number = number.saturating_add(count.number);
+                let requests = lately.routes.entry(count.route.clone()).or_default();
+                requests.all = requests.all.saturating_add(count.number);
+                if count.outcome == "invalid-signature" {
+                    requests.unmatched = requests.unmatched.saturating_add(count.number);
+                }
+            }
+            if count.series == Series::Swapped {
+                let found = (count.route, count.outcome.into_owned());
+                let last = lately.swapped.entry(found).or_insert(count.minute);
+                *last = count.minute.max(*last);
+                continue;
             }
             let Some(kind) = count.kind else { continue };
             let hour = lately.types.entry(EventType::new(count.route, kind));

@@ -14,7 +14,7 @@ use tower_webhook::Receiver;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
-use tower_webhook::signature::Signature;
+use tower_webhook::signature::{Neighbours, Signature};
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spool;
 #[cfg(feature = "sqlite")]
@@ -47,6 +47,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) args: &'a Options,
     pub(crate) output: &'a Arc<Output>,
     pub(crate) telemetry: Telemetry,
+    /// All routes, whatever database they have.
+    pub(crate) neighbours: Neighbours,
 }
 
 /// A receiver before it is served.
@@ -178,6 +180,7 @@ where
     }
     for route in routes {
         let (service, running) = webhooks(setup.args, &route)
+            .neighbours(&setup.neighbours)
             .store(store.clone())
             .observer((setup.telemetry.observer(), recent.clone()))
             .in_flight_wait(in_flight_wait(setup.args))
@@ -319,7 +322,7 @@ fn with_queue(
     // The first route sets it for all.
     let mut observer = Some((setup.telemetry.observer(), recent));
     for route in routes {
-        let mut webhooks = webhooks(args, &route);
+        let mut webhooks = webhooks(args, &route).neighbours(&setup.neighbours);
         if let Some(observer) = observer.take() {
             webhooks = webhooks.observer(observer);
         }

@@ -313,6 +313,7 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
                 button.main #show { "Show" }
                 @if !refused.until.is_empty() { a href=(view.url("/refusals")) { "Newest" } }
             }
+            div #swapped data-live { (swapped(&refused.swapped)) }
             div #origins data-live { (origins(&refused.origins)) }
             h2 { "By minute" }
             div #rows data-live { (rows(refused)) }
@@ -327,6 +328,33 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
 
 /// The number of addresses that are shown.
 const ORIGINS: usize = 20;
+
+/// Refused requests that a secret of another route would have matched.
+fn swapped(swapped: &[Origin]) -> Markup {
+    html! {
+        @if !swapped.is_empty() {
+            h2 { "Signed with the secret of another route" }
+            p.quiet {
+                "The sender has the URL or the secret of the other route: correct its webhook. At most one refused request a second "
+                "is tried with the other routes' secrets."
+            }
+            table {
+                (head(&["Would match", "Refused at", "#Times", "First", "Last"]))
+                tbody {
+                    @for it in swapped.iter().take(ORIGINS) {
+                        tr {
+                            td.wide { b { (clip(&it.outcome, 200)) } }
+                            td data-label="Refused at" { (it.route) }
+                            td.number data-label="Times" { (count(it.number)) }
+                            td data-label="First" { (time(start(it.first))) }
+                            td data-label="Last" { (time(start(it.last))) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// Where requests came from that were not verified, and since when.
 fn origins(origins: &[Origin]) -> Markup {

@@ -14,6 +14,7 @@ mod parts;
 mod payload;
 mod text;
 mod view;
+mod webhooks;
 
 pub(super) use self::actions::{actions, bulk};
 pub(super) use self::ask::{

@@ -69,7 +69,7 @@ pub(in super::super) fn overview(
     let routes = routes.map(|stats| kinds::routes(view, stats, &all, BUTTONS));
     let (rows, others) = first(all);
     let is_paused = stats.is_some_and(Stats::is_paused);
-    let causes = causes(view, stats, error, &observed);
+    let causes = causes(view, stats, error, &observed, lately);
     let content = html! {
         div #alerts data-live role="status" { (show(&causes)) }
         div.title {
