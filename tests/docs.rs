@@ -312,7 +312,7 @@ fn row_of(profile: &Value) -> String {
     let (name, key) = (text(&profile["name"]), &profile["key"]);
     let is_token = signature["algorithm"] == "token";
     let content = signature["content"].as_str().unwrap_or("{body}");
-    
+
     let sources = content.split('{').filter_map(|it| it.split_once('}'));
     let named = sources.map(|(source, _)| match source {
         "body" | "method" => source.to_owned(),
