@@ -432,7 +432,9 @@ mod tests {
 
     use super::*;
     use tower_webhook::inbox::internal::{BulkStep, ChangeEvents, ListEvents, NewBulk};
-    use tower_webhook::inbox::{Action, ActionKind, By, Change, EventRecord, Queue, Scope};
+    use tower_webhook::inbox::{
+        Action, ActionKind, By, Change, EventRecord, EventState, Queue, Scope,
+    };
     use tower_webhook::memory::MemoryQueue;
 
     /// A search for the newest events stops early, and records panic. A pause waits for a permit, and so does a step of a

@@ -136,7 +136,7 @@ fn waits(view: &View, event: &EventSummary, ahead: Option<&EventSummary>) -> Mar
             "It waits for " a href=(view.url(format_args!("/events/{}", ahead.id))) { "event " (ahead.id) }
             " of the same chat, which " (ahead.why_unsettled()) ". To redrive this event would change nothing before."
         } @else if let Some(next) = slowed {
-            "Attempts of its type are slowed down, as its events fail, and none succeeds. The next one begins "
+            "Attempts of its type are slowed down by this process, as its events fail, and none succeeds. The next one begins "
             (next_attempt(next))
             @if view.can_change() { "; after " b { "Redrive" } ", it is that of this event" }
             "."

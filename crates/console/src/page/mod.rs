@@ -39,6 +39,10 @@ pub(super) fn style() -> String {
         (" {", "{"),
         ("{ ", "{"),
         (" }", "}"),
+        (", ", ","),
+        // Each line ends with a brace, a comma or a semicolon.
+        ("\n", ""),
+        (";}", "}"),
     ];
     let small = small(style);
     spaces
