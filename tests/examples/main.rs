@@ -52,6 +52,8 @@ mod otlp;
 mod outages;
 #[cfg(feature = "receiver")]
 mod pages;
+#[cfg(all(feature = "metrics", feature = "receiver"))]
+mod production;
 #[cfg(feature = "receiver")]
 mod program;
 #[cfg(feature = "receiver")]
@@ -70,5 +72,7 @@ mod senders;
 mod spool;
 #[cfg(feature = "receiver")]
 mod texts;
+#[cfg(feature = "receiver")]
+mod tutorial;
 #[cfg(feature = "receiver")]
 mod verified;
