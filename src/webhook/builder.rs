@@ -302,7 +302,7 @@ impl<T> Webhooks<T> {
     /// ([`Refusal::Overloaded`](crate::signature::Refusal::Overloaded)): the one with the most memory, multiplied by the
     /// time since its last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their
     /// tasks have run. Bodies of an inbox that wait for its queue may take as much, too: beyond that, deliveries are answered with
-    /// 503 (`store-unavailable`).
+    /// 503 (`database-unavailable`).
     ///
     /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
     /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.

@@ -183,7 +183,7 @@ async fn routes_are_told_apart_on_each_page() {
         .shows(
             r#"<th scope="row"><a href="/events?route=chat-platform&amp;kind=push">push</a></th>"#,
         )
-        .shows(r#">github/push</a> <span class="badge bad">slowed down, next "#)
+        .shows(r#">github/push</a> <span class="badge bad">slowed down here, next "#)
         .shows(r#"<th scope="row">github/pull <span class="badge bad">silent</span>"#)
         .shows("Events of <b>github/push</b> fail, and none succeeds")
         .shows(r#"href="/events?state=retrying&amp;route=github&amp;kind=push""#)

@@ -1,5 +1,7 @@
 //! A receiver with an inbox, and the command `inbox`, as an operator sees them.
 
+mod waits;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Seek, Write};

@@ -198,14 +198,11 @@ async fn a_command_is_told_that_no_event_can_be_claimed() {
     assert_eq!(told(0), json!({ "alarms": [alarm], "ended": [] }));
     let log = receiver.err();
     assert!(
-        log.contains("the worker cannot take events from the queue"),
+        log.contains("the worker cannot take events from the inbox"),
         "{log}"
     );
     let page = curl(&[&receiver.url_of("console")]);
-    assert!(
-        page.contains("cannot take events from the database"),
-        "{page}"
-    );
+    assert!(page.contains("cannot take events from the inbox"), "{page}");
     // Deliveries are accepted.
     let event = ["--event", "chat-rated"];
     assert_eq!(receiver.send("s", &event).code, 0);

@@ -298,7 +298,7 @@ impl Place {
         let count = |line| log.matches(line).count();
         self.left(at) == 0
             && count("accepted into the spool, and it is asked")
-                == count("the queue accepts events again")
+                == count("the database accepts events again")
     }
 
     async fn begin(&mut self, fault: Fault, away: Duration, standby: Option<&Standby>) {

@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 /// For some events of each chat.
 pub const SOME: Duration = Duration::from_millis(500);
 /// What a receiver logs if the server lacks what it has accepted.
-pub const LOST: &str = "the queue has lost this event";
+pub const LOST: &str = "the inbox has lost this event";
 
 /// What was found wrong.
 #[derive(Debug, Default)]

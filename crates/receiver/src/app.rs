@@ -98,7 +98,7 @@ fn events(setup: &Setup<'_>, route: &Route) -> Arc<Events> {
     };
     let is_one_of_several = setup.args.listening.config.is_some();
     let name = is_one_of_several.then(|| route.path.clone());
-    let output = Arc::clone(setup.output);
+    let output = (Arc::clone(setup.output), setup.args.handling.quiet);
     let sender = route.sender.clone();
     Arc::new(Events::new(action, limits, output, name, sender))
 }

@@ -113,7 +113,7 @@ pub(super) fn causes(
         budget(observed),
         swapped(view, lately),
         slowed(view, stats, observed),
-        silent(&observed.silent),
+        silent(&observed.silent, lately),
         of_stats(away),
         of_stats(nobodys),
         of_stats(waiting),
@@ -174,7 +174,7 @@ fn spooled(view: &View) -> Option<Cause> {
 fn cannot_claim(view: &View) -> Option<Cause> {
     let can_claim = view.console.inbox.as_ref()?.can_claim();
     let text = html! {
-        "The worker of this process cannot take events from the database: it handles none that wait or have failed. "
+        "The worker of this process cannot take events from the inbox: it handles none that wait or have failed. "
         "The log has the reason."
     };
     (!can_claim).then(|| Cause::new(Level::Critical, text))
@@ -186,11 +186,11 @@ const RECENTLY: Duration = Duration::from_secs(60);
 /// Deliveries that were refused because the store or the queue failed.
 fn unavailable(view: &View) -> Option<Cause> {
     let problems = view.console.recent.as_ref()?.problems();
-    let refused = |it: &&Problem| it.outcome == "store-unavailable" && !it.is_from_inbox;
+    let refused = |it: &&Problem| it.outcome == "database-unavailable" && !it.is_from_inbox;
     let problem = problems.iter().find(refused)?;
     let age = problem.at.elapsed().unwrap_or_default();
     let text = html! {
-        "Deliveries are refused, as the database does not work; the last one " (long(age)) " ago. The newest problems have the reason."
+        "Deliveries to this process are refused, as the database does not work; the last one " (long(age)) " ago. The newest problems have the reason."
     };
     (age < RECENTLY).then(|| Cause::new(Level::Critical, text))
 }
@@ -242,8 +242,8 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: attempts of such a type are slowed down until one
-        succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: this process slows down their attempts "
+        "until one succeeds, and begins the next " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
         @if view.can_change() { b { "Redrive" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
     };
     let cause = Cause::new(Level::Critical, text);

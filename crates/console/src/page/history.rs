@@ -58,8 +58,8 @@ const LINES: [Line; 6] = [
     },
 ];
 
-/// The most rows of the table.
-const ROWS: usize = 60;
+/// The most rows of the table: those of a day.
+const ROWS: usize = 48;
 
 /// The number of reasons of refusals that are shown.
 const REASONS: usize = 20;
@@ -215,8 +215,14 @@ fn about(view: &View) -> Markup {
     }
 }
 
+/// The bars of a line, with an axis of numbers and one of times.
 fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
     let most = buckets.iter().copied().max().unwrap_or(0);
+    let highest = buckets
+        .iter()
+        .position(|number| *number == most && most > 0);
+    // Even, so that its half is a number, too.
+    let top = most.div_ceil(2).max(1).saturating_mul(2);
     let mut path = String::new();
     for (at, number) in buckets
         .iter()
@@ -224,19 +230,25 @@ fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
         .filter(|(_, number)| **number > 0)
     {
         // A number may be any `u64`, so 40 times it needs more bits. The smallest bar is still seen.
-        let height = (u128::from(*number) * 40 / u128::from(most)).max(1);
+        let height = (u128::from(*number) * 40 / u128::from(top)).max(1);
         let _ = write!(path, "M{at} 40v-{height}h.8v{height}z");
     }
     html! {
-        svg viewBox={ "0 0 " (buckets.len()) " 40" } preserveAspectRatio="none" width="100%" height="40" role="img"
-            aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
-            path d=(path) fill="currentColor" {}
+        @if let Some(at) = highest {
+            small { span { "at most " b { (line.show(most)) } " in " (range.bucket_words()) ", " (time(range.start(at))) } }
+        }
+        div.plot {
+            small {
+                @for at in [top, top / 2] { span { @if most > 0 { (line.show(at)) } } }
+                span { "0" }
+            }
+            svg viewBox={ "0 0 " (buckets.len()) " 40" } preserveAspectRatio="none" width="100%" height="54" role="img"
+                aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
+                path d=(path) fill="currentColor" {}
+            }
         }
         small.axis {
-            span { (time(range.start(0))) }
-            @let highest = buckets.iter().position(|number| *number == most && most > 0);
-            @if let Some(at) = highest { span { "at most " b { (line.show(most)) } " in " (range.bucket_words()) ", " (time(range.start(at))) } }
-            span { (time(range.start(range.buckets()))) }
+            @for at in [0, range.buckets() / 2, range.buckets()] { span { (time(range.start(at))) } }
         }
     }
 }

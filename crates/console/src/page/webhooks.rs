@@ -120,10 +120,10 @@ pub(super) fn unmatched(view: &View, observed: &Observed, lately: &Lately) -> Op
     Some(Cause::new(Level::Warning, text).link(view.url("/refusals"), "Refusals"))
 }
 
-pub(super) fn silent(silent: &[Silent]) -> Option<Cause> {
+pub(super) fn silent(silent: &[Silent], lately: &Lately) -> Option<Cause> {
     let (first, others) = silent.split_first()?;
     let text = html! {
-        "No " b { (name(&first.route, &first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
+        "No " b { (name(&first.route, &first.kind)) } " event was delivered" @if lately.is_own { " to this process" } " for " (long(first.quiet_for)) "; one was expected within "
         (long(first.expected_within)) ". "
         @if !others.is_empty() { "Also " (names(others.iter().map(|it| name(&it.route, &it.kind)))) ". " }
         "Check at the sender that the webhook is active."

@@ -202,7 +202,10 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
             };
             match json {
                 true => print::record_line(&record)?,
-                false => print::record(&record)?,
+                false => {
+                    let place = inbox.place_of(&record.summary).await?;
+                    print::record(&record, place.ahead(&record.summary))?;
+                }
             }
         }
         Command::Gaps {
