@@ -97,7 +97,7 @@ async fn crm(is_ill: Arc<AtomicBool>) -> String {
         let event: Value = serde_json::from_str(&body).unwrap();
         let chat = event["payload"]["id"].as_str().unwrap_or("chat-1");
         let number: usize = chat.trim_start_matches("chat-").parse().unwrap();
-        let fails = number % 3 == 0 && is_ill.load(Ordering::SeqCst);
+        let fails = number.is_multiple_of(3) && is_ill.load(Ordering::SeqCst);
         async move {
             match fails {
                 true => (StatusCode::SERVICE_UNAVAILABLE, "the shard is moved"),
