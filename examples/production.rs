@@ -1,9 +1,11 @@
-//! Run with: cargo run --example production --features metrics,signal,sqlite
+//! Run with: cargo run --example production --features metrics,signal,sqlite -- --console-login ada:password
 //!
 //! An application as it runs in production: webhooks of two senders with one inbox, readiness, metrics for Prometheus, a log in
-//! JSON, and the console behind a login. Several machines share `PostgresQueue` in place of the file.
+//! JSON, and the console behind a login. Several machines share a database: `PostgresQueue::open(pool).await?` in place of
+//! `SqliteQueue::open(file)?`.
 
 use std::net::SocketAddr;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,7 +45,7 @@ struct Args {
     database: String,
     /// The name and password of an operator, such as `ada:correct-horse`
     #[arg(long, env, hide_env_values = true)]
-    console_login: String,
+    console_login: Login,
 }
 
 #[tokio::main]
@@ -61,7 +63,7 @@ async fn main() -> anyhow::Result<()> {
         .set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])? // without buckets, it renders summaries
         .install_recorder()?;
 
-    // The first route's observer sees all routes, and the worker.
+    // The first route has the observer of all routes and of the worker.
     let (budget, silence, recent) = (
         FailureBudget::default(),
         Silence::new().learn(),
@@ -88,7 +90,7 @@ async fn main() -> anyhow::Result<()> {
         .recent(recent)
         .actor_header(OPERATOR)
         .router();
-    let login = Login::new(&args.console_login);
+    let login = args.console_login;
     let console = console.layer(from_fn(move |request, next| {
         login.clone().check(request, next)
     }));
@@ -166,16 +168,20 @@ struct Login {
     digest: [u8; 32],
 }
 
-impl Login {
-    fn new(login: &str) -> Self {
-        let (name, _) = login.split_once(':').expect("a login is `name:password`");
-        let header = format!("Basic {}", BASE64_STANDARD.encode(login));
-        Self {
-            name: HeaderValue::from_str(name).expect("a name in visible ASCII"),
-            digest: Sha256::digest(header).into(),
-        }
-    }
+impl FromStr for Login {
+    type Err = &'static str;
 
+    fn from_str(login: &str) -> Result<Self, Self::Err> {
+        let (name, _) = login.split_once(':').ok_or("expected NAME:PASSWORD")?;
+        let header = format!("Basic {}", BASE64_STANDARD.encode(login));
+        Ok(Self {
+            name: HeaderValue::from_str(name).map_err(|_| "the name is not ASCII")?,
+            digest: Sha256::digest(header).into(),
+        })
+    }
+}
+
+impl Login {
     async fn check(self, mut request: Request, next: Next) -> Response {
         let given = request
             .headers()

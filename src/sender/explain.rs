@@ -62,7 +62,8 @@ pub(crate) fn start_of(tag: &[u8]) -> String {
 /// Bytes that are not shown: their number and digest.
 pub(crate) fn digest_of(bytes: &[u8]) -> String {
     let digest = base16ct::lower::encode_string(&Sha256::digest(bytes));
-    format!("{} bytes with the SHA-256 {digest}", bytes.len())
+    let s = if bytes.len() == 1 { "" } else { "s" };
+    format!("{} byte{s} with the SHA-256 {digest}", bytes.len())
 }
 
 impl Scheme {

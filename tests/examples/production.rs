@@ -6,6 +6,16 @@ use tempfile::TempDir;
 use support::program::{Server, curl, example, run, until};
 
 #[test]
+fn a_login_without_a_password_is_refused() {
+    let refused = run("production", &["--console-login", "ada"]);
+    assert_eq!(refused.code, 2, "{refused:?}");
+    assert!(
+        refused.err.contains("expected NAME:PASSWORD"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn an_application_has_readiness_metrics_a_log_and_a_login() {
     let dir = TempDir::new().unwrap();
     let mut command = example("production");

@@ -261,10 +261,26 @@ fn an_operator_lists_pauses_and_changes_events_by_route() {
     }
     let push = ["--sender", "github", "--event", "push", "--key", "l"];
     assert_eq!(receiver.send_to("/github", "second", &push).code, 0);
-    let meant = inbox(&["resume", "push"]);
+    for (args, code, meant) in [
+        (&["resume", "push"][..], 0, "github/push"),
+        (&["pause", "push"], 1, "github/push"),
+        (&["pause", "github"], 1, "github/"),
+        (
+            &["list", "--kind", "github/push"],
+            0,
+            "--route github --kind push",
+        ),
+    ] {
+        let ended = inbox(args);
+        assert_eq!(ended.code, code, "{args:?}: {ended:?}");
+        let meant = format!("did you mean `{meant}`?");
+        assert!(ended.err.contains(&meant), "{args:?}: {ended:?}");
+    }
+    let stats = inbox(&["stats"]).out;
+    let mut lines = stats.lines();
     assert!(
-        meant.err.contains("did you mean `github/push`?"),
-        "{meant:?}"
+        !lines.any(|it| it.starts_with("push was paused") || it.starts_with("github")),
+        "{stats}"
     );
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);

@@ -621,7 +621,7 @@ impl fmt::Display for Round {
             self.fault,
             self.away,
             self.kills,
-            seen.answers,
+            seen.answers.len(),
             seen.unexpected.len(),
             seen.broken,
             seen.slowest,

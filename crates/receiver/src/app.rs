@@ -24,6 +24,7 @@ use tower_webhook::telemetry::Recent;
 use tower_webhook::{ConfigError, EventRouter, Running, Webhooks};
 #[cfg(feature = "console")]
 use tower_webhook_console::Console;
+use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::args::Options;
 use crate::event::{Action, Events};
@@ -351,10 +352,10 @@ fn in_flight_wait(args: &Options) -> Duration {
 /// Whether the settings of a route can be used.
 pub(crate) fn check(args: &Options, route: &Route) -> Result<(), ConfigError> {
     let webhooks = webhooks(args, route).store(MokaStore::new());
-    webhooks
-        .in_flight_wait(in_flight_wait(args))
-        .into_layers()
-        .map(drop)
+    let webhooks = webhooks.in_flight_wait(in_flight_wait(args));
+    // The layers that are used warn themselves, and an inbox is no such store.
+    let layers = with_default(NoSubscriber::default(), || webhooks.into_layers());
+    layers.map(drop)
 }
 
 /// The settings for a store and for an inbox.
