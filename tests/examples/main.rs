@@ -52,6 +52,8 @@ mod otlp;
 mod outages;
 #[cfg(feature = "receiver")]
 mod pages;
+#[cfg(feature = "receiver")]
+mod planted;
 #[cfg(all(feature = "metrics", feature = "receiver"))]
 mod production;
 #[cfg(feature = "receiver")]

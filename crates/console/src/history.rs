@@ -155,6 +155,11 @@ impl Range {
         Some(self.from - before..self.until - before)
     }
 
+    /// Whether it covers several days.
+    pub(super) fn is_of_days(&self) -> bool {
+        self.until - self.from > 2 * DAY
+    }
+
     pub(super) fn title(&self) -> String {
         match &self.day {
             Some((_, date)) => date.clone(),

@@ -97,7 +97,7 @@ pub(super) fn causes(
         };
         Cause::new(
             Level::Critical,
-            html! { "The database cannot be read: " (clip(&error, 300)) "." },
+            html! { "The database cannot be read: " (clip(&error, 300)) ". When it is repaired, receivers reconnect by themselves." },
         )
     });
     let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
@@ -377,12 +377,23 @@ fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
     let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
     let text = match lanes {
         0 => return None,
-        1 => html! { "1 chat is blocked by an event that has failed: later ones wait for it." },
+        1 => {
+            html! { "1 chat is blocked by an event that has failed: later ones wait for it" (until_repaired(view)) }
+        }
         _ => {
-            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them." }
+            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them" (until_repaired(view)) }
         }
     };
     Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
+}
+
+/// What a person can do about events that fail.
+fn until_repaired(view: &View) -> Markup {
+    html! {
+        ". When what they fail for is repaired, they succeed by themselves"
+        @if view.can_change() { ", at once after " b { "Redrive" } }
+        "."
+    }
 }
 
 fn paused(_: &View, stats: &Stats) -> Option<Cause> {

@@ -12,7 +12,7 @@ use tower_webhook::telemetry::{Count, Series};
 use super::super::history::{Chosen, Origin, Range, Refused};
 use super::kinds::is_short;
 use super::parts::{event_type, head};
-use super::text::{clip, count, short, time};
+use super::text::{clip, count, day, minute, short, time};
 use super::view::View;
 
 /// A line of the history: its name, whether a count belongs to it, and whether its numbers are milliseconds.
@@ -248,7 +248,9 @@ fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
             }
         }
         small.axis {
-            @for at in [0, range.buckets() / 2, range.buckets()] { span { (time(range.start(at))) } }
+            @for at in [0, range.buckets() / 2, range.buckets()] {
+                @if range.is_of_days() { (day(range.start(at))) } @else { (minute(range.start(at))) }
+            }
         }
     }
 }
