@@ -201,7 +201,7 @@ impl RawDelivery {
     }
 
     /// Creates a delivery of an event with the given payload, without a key: for tests, in which
-    /// [`Sender::sign`](crate::Sender::sign) signs it. See [testing](crate::docs::testing#an-event-of-your-own).
+    /// [`Sender::sign`](crate::Sender::sign) signs it. See [testing](crate::docs::testing#a-signed-event).
     ///
     /// If the sender reads event type or key from the body, such as Stripe from `/type` and `/id`, the payload must have
     /// them there: without its type, a delivery is answered with 400. The [table of senders](crate::docs::senders) says where

@@ -197,13 +197,13 @@ mod tests {
     #[test]
     fn an_error_is_displayed_with_its_causes() {
         let cause = Failure(
-            "the store is unavailable",
+            "the database is unavailable",
             Some("connection refused".into()),
         );
         let outer = Failure("the store failed", Some(Box::new(cause)));
         assert_eq!(
             Chain(&outer).to_string(),
-            "the store failed: the store is unavailable: connection refused"
+            "the store failed: the database is unavailable: connection refused"
         );
     }
 

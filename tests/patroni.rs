@@ -345,7 +345,8 @@ impl Place {
         .await;
         self.cluster.is_whole(is_synchronous).await;
         let found = self.world.judge(&settled, &sent);
-        let seen = std::mem::take(&mut *lock(&self.world.seen));
+        let mut seen = std::mem::take(&mut *lock(&self.world.seen));
+        seen.answers.sort_unstable();
         let refused = |it: &&String| !it.starts_with("503");
         Round {
             killed,
@@ -355,6 +356,7 @@ impl Place {
                 .map_or(Duration::ZERO, |last| last.saturating_duration_since(began)),
             sent: sent.iter().map(Vec::len).sum(),
             refused: seen.unexpected.len(),
+            usual: seen.answers[seen.answers.len() / 2],
             slowest: seen.slowest,
             odd: seen.unexpected.iter().filter(refused).cloned().collect(),
             found,
@@ -372,6 +374,8 @@ struct Round {
     refused_for: Duration,
     sent: usize,
     refused: usize,
+    /// Half of the answers took less.
+    usual: Duration,
     slowest: Duration,
     /// Other answers, and requests without one.
     odd: Vec<String>,
@@ -392,13 +396,14 @@ async fn survive(has_spools: bool, is_synchronous: bool) {
             again,
         } = &round.found;
         println!(
-            "{:?}: another leader after {:.1?}; {} events, {} refused for {:.1?}, slowest {:.1?}; {} lost, {} doubled, {} out \
+            "{:?}: another leader after {:.1?}; {} events, {} refused for {:.1?}, p50 {:.1?}, slowest {:.1?}; {} lost, {} doubled, {} out \
              of order, {again} attempts again",
             round.killed,
             round.led,
             round.sent,
             round.refused,
             round.refused_for,
+            round.usual,
             round.slowest,
             lost.len(),
             doubled.len(),

@@ -752,9 +752,9 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     database.server.stop(Stop::Fast);
     send(&service, event("f"))
         .await
-        .assert_problem(503, "store-unavailable");
+        .assert_problem(503, "database-unavailable");
     let lines = notes.take();
-    let failed = |line: &String| line.starts_with("call store acquire: the store");
+    let failed = |line: &String| line.starts_with("call store acquire: the database");
     assert!(lines.iter().any(failed), "{lines:?}");
 }
 
@@ -773,7 +773,7 @@ async fn stopped_database_returns_503_until_it_is_back() {
         for _ in 0..3 {
             let started = Instant::now();
             let refused = send(&short, event("b")).await;
-            refused.assert_problem(503, "store-unavailable");
+            refused.assert_problem(503, "database-unavailable");
             assert_retry_after(&refused, "600");
             assert!(started.elapsed() < Duration::from_secs(8));
         }
@@ -798,7 +798,7 @@ async fn missing_tables_are_reported() {
     let log = Log::capture(tracing::Level::WARN);
 
     let refused = send(&service, event("a")).await;
-    refused.assert_problem(503, "store-unavailable");
+    refused.assert_problem(503, "database-unavailable");
     assert!(
         log.text().contains("PostgresStore::migrate"),
         "{}",

@@ -34,7 +34,7 @@ impl Answer for Outcome {
             // Not 200: the run in progress may still fail, and then only a retry handles the event.
             Self::InFlight { .. }     => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
             Self::Incomplete { .. }   => row!("incomplete", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Some events of the delivery were not handled."),
-            Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of this receiver is unavailable."),
+            Self::Unavailable { .. }  => row!("database-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The database of this receiver is unavailable."),
             Self::NotRecorded(_)      => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
             Self::NotCommitted { .. } => row!("not-committed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but its transaction may not have been committed."),
         }
@@ -104,7 +104,7 @@ impl Answer for Outcome {
             ),
             Self::LeaseLost => tracing::error!(
                 outcome,
-                "the lease on the key was lost and the handler was dropped: the store was unavailable for \
+                "the lease on the key was lost and the handler was dropped: the database was unavailable for \
                  longer than the lease, or another process has taken over"
             ),
             Self::NotRecorded(error) => tracing::error!(
@@ -200,7 +200,7 @@ mod tests {
         (503, "lease-lost", None),
         (409, "in-flight", Some(("retry-after", "42"))),
         (503, "incomplete", None),
-        (503, "store-unavailable", Some(("retry-after", "600"))),
+        (503, "database-unavailable", Some(("retry-after", "600"))),
         (503, "not-recorded", None),
         (503, "not-committed", Some(("retry-after", "600"))),
     ];

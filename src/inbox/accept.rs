@@ -158,7 +158,7 @@ impl Service<Request<Verified>> for Accept {
                 tokio::spawn(accepting.in_current_span());
             }
             None => {
-                let reason = "bodies wait for the queue, of as many bytes as `max_buffered` allows";
+                let reason = "bodies wait for the inbox, of as many bytes as `max_buffered` allows";
                 let _ = answer.send(Ok(Outcome::unavailable(reason, retry_after)));
             }
         }

@@ -565,7 +565,7 @@ async fn wait(number: i64, error: &StoreError, pause: Duration) -> Duration {
     tracing::warn!(
         number,
         reason,
-        "a change of all events that match waits, because the queue failed"
+        "a change of all events that match waits, because the database failed"
     );
     sleep(pause).await;
     (2 * pause).min(LAST_RETRY)

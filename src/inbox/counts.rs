@@ -107,7 +107,7 @@ impl Shared {
                     if !self.loses_counts.swap(true, Ordering::Relaxed) {
                         tracing::warn!(
                             reason = Chain(&error).to_string(),
-                            "counts cannot be kept in the queue; this is retried, and those of the last hour wait in memory"
+                            "counts cannot be kept in the database; this is retried, and those of the last hour wait in memory"
                         );
                     }
                     pause = (2 * pause).min(LONGEST_PAUSE);

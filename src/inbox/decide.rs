@@ -186,7 +186,7 @@ impl Line {
             ),
             Self::LeaseLost => tracing::error!(
                 "the lease on the event was lost, and the handler was dropped or its transaction rolled back: the \
-                 queue was unavailable for longer than the lease, or the event was discarded"
+                 database was unavailable for longer than the lease, or the event was discarded"
             ),
         }
     }
@@ -414,7 +414,7 @@ mod tests {
                 match decision.settlement {
                     Some(Settlement::Dead { failure, .. }) => {
                         assert!(is_last);
-                        assert_eq!(failure.outcome, "store-unavailable");
+                        assert_eq!(failure.outcome, "database-unavailable");
                         assert_eq!(decision.line, Line::LastFailure { failures: 1 });
                     }
                     Some(Settlement::Retry { counts: false, .. }) => assert!(!is_last),

@@ -77,7 +77,7 @@ impl Shared {
     /// Calls the queue.
     pub(super) fn call<C>(&self, operation: &'static str, call: C) -> Call<'_, C> {
         self.observers()
-            .call(CallTarget::Queue, operation, None, call)
+            .call(CallTarget::Inbox, operation, None, call)
     }
 
     /// Calls the queue within a time limit.
@@ -88,7 +88,7 @@ impl Shared {
         call: C,
     ) -> Call<'_, C> {
         self.observers()
-            .call(CallTarget::Queue, operation, Some(limit), call)
+            .call(CallTarget::Inbox, operation, Some(limit), call)
     }
 
     /// Whether an event with the key of this delivery was accepted before, or handled inline.

@@ -63,6 +63,7 @@ pub(crate) mod headers;
 pub(crate) mod lane;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod place;
 pub(crate) mod queue;
 pub(crate) mod records;
 mod retry;
@@ -120,6 +121,7 @@ pub use self::event::{EventId, EventState, UnknownState};
 pub use self::gaps::expected;
 pub use self::handle::Inbox;
 pub use self::handlers::{HandlerNote, Retired};
+pub use self::place::Place;
 pub use self::queue::Queue;
 pub use self::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, KindStats, Listed, Page, PastFailure,

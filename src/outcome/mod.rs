@@ -206,7 +206,7 @@ impl Outcome {
             Self::Interrupted => "interrupted",
             Self::InFlight { .. } => "in-flight",
             Self::Incomplete { .. } => "incomplete",
-            Self::Unavailable { .. } => "store-unavailable",
+            Self::Unavailable { .. } => "database-unavailable",
             Self::NotRecorded(_) => "not-recorded",
             Self::NotCommitted { .. } => "not-committed",
         }

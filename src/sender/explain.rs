@@ -62,7 +62,8 @@ pub(crate) fn start_of(tag: &[u8]) -> String {
 /// Bytes that are not shown: their number and digest.
 pub(crate) fn digest_of(bytes: &[u8]) -> String {
     let digest = base16ct::lower::encode_string(&Sha256::digest(bytes));
-    format!("{} bytes with the SHA-256 {digest}", bytes.len())
+    let s = if bytes.len() == 1 { "" } else { "s" };
+    format!("{} byte{s} with the SHA-256 {digest}", bytes.len())
 }
 
 impl Scheme {
@@ -100,13 +101,17 @@ impl Scheme {
                 steps.push(self.tag_in(name, element));
                 continue;
             }
-            let at = element.iter().position(|&byte| byte == b'=');
-            let (found, value) = element.split_at(at.unwrap_or(element.len()));
-            let found = cut(found);
+            let mut parts = element.splitn(2, |&byte| byte == b'=');
+            let found = cut(parts.next().unwrap_or_default());
             let is_read = self.elements().any(|it| it == found);
-            steps.push(match is_read {
-                true => Step::right(format!("its element `{found}` is `{}`", cut(&value[1..]))),
-                false => Step::note(format!("its element `{found}` is skipped")),
+            steps.push(match (is_read, parts.next()) {
+                (true, Some(value)) => {
+                    Step::right(format!("its element `{found}` is `{}`", cut(value)))
+                }
+                (true, None) => Step::wrong(format!(
+                    "its element `{found}` has no value: expected `{found}=`"
+                )),
+                (false, _) => Step::note(format!("its element `{found}` is skipped")),
             });
         }
         if tags == 0 {

@@ -4,14 +4,19 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::request::Parts;
+use http_body::Body;
 
-use super::buffer::Bounds;
+use super::buffer::{Bounds, Receive};
 use super::handshake::OnSecret;
-use super::verify::Authentication;
+use super::headers::declared_length;
+use super::neighbours::{LONGEST, Neighbour};
+use super::verify::{Authentication, Hashing};
+use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::route::RouteName;
-use crate::sender::{Batches, Reply, Sender};
+use crate::sender::{Batches, Reply, Sender, SignatureError};
 use crate::telemetry::{Observers, Throttle};
 use crate::verified::Verified;
 
@@ -33,6 +38,8 @@ pub(crate) struct Config {
     pub(super) success: Option<Arc<Reply>>,
     /// Keeps a secret that the sender brings.
     pub(crate) on_secret: Option<OnSecret>,
+    /// The other routes of the program.
+    pub(super) neighbour: Option<Neighbour>,
 }
 
 impl Config {
@@ -42,6 +49,47 @@ impl Config {
         let kind = verified.delivery().kind();
         let keeps = |kept: &BTreeSet<_>| kept.contains(kind) || self.sender.has_batches();
         self.kept.as_deref().is_none_or(keeps)
+    }
+
+    /// Receives the body of a request whose head was refused, to try it with the secrets of other routes.
+    #[cold]
+    pub(super) fn tried<B>(
+        &self,
+        error: SignatureError,
+        head: &Parts,
+        body: B,
+    ) -> Option<Box<Receive<B>>>
+    where
+        B: Body<Error: Into<BoxError>>,
+    {
+        let neighbour = self.neighbour.as_ref()?;
+        let declared = declared_length(&head.headers).ok()?;
+        let bounds = Bounds {
+            max_body: LONGEST,
+            ..self.bounds.clone()
+        };
+        let receive = Receive::new(body, declared, &bounds, Hashing::Unsigned);
+        // Last, since it takes the only try of this second.
+        let receive = receive.ok().filter(|_| neighbour.wants_body(error, head))?;
+        Some(Box::new(receive))
+    }
+
+    /// Which secret of another route would have matched a request that this one refuses, in words.
+    #[cold]
+    pub(super) fn would_match(
+        &self,
+        error: SignatureError,
+        head: &Parts,
+        body: &Bytes,
+    ) -> Option<String> {
+        let neighbour = self.neighbour.as_ref()?;
+        neighbour.of_body(&self.sender, error, (head, body))
+    }
+
+    /// The same for a request of which [`tried`](Self::tried) has received the body.
+    pub(super) fn other(&self, head: &Parts, body: &Bytes) -> Option<String> {
+        let neighbour = self.neighbour.as_ref()?;
+        neighbour.signer(&self.sender, head, body)
     }
 
     /// Passes on that a delivery may have several events, each of which has a kind.

@@ -22,7 +22,7 @@ use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
-use crate::sender::Reply;
+use crate::sender::{Reply, SignatureError};
 use crate::telemetry::{Asked, DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
@@ -51,6 +51,12 @@ pin_project! {
         Decided {
             // Taken when it is answered.
             decided: Option<(Result<Reply, Refusal>, HeaderMap)>,
+            config: Arc<Config>,
+        },
+        // By the head, too, but the secrets of other routes are tried with the body.
+        Refused {
+            receive: Pin<Box<Receive<B>>>,
+            refused: Option<(SignatureError, Parts)>,
             config: Arc<Config>,
         },
         Receiving {
@@ -88,13 +94,30 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         config: Arc<Config>,
     ) -> Self {
         let mut watch = DeliveryWatch::new(&config.observers, &config.route, &config.sender);
-        watch.refused(|| asked(&head, &config));
+        watch.refused(|| asked(&head, None, &config));
         let headers = head.headers;
         Self {
             span: DeliverySpan::new(&headers, &config.route),
             watch,
             state: State::Decided {
                 decided: Some((decided, headers)),
+                config,
+            },
+        }
+    }
+
+    pub(super) fn refused(
+        receive: Box<Receive<B>>,
+        error: SignatureError,
+        head: Parts,
+        config: Arc<Config>,
+    ) -> Self {
+        Self {
+            span: DeliverySpan::new(&head.headers, &config.route),
+            watch: DeliveryWatch::new(&config.observers, &config.route, &config.sender),
+            state: State::Refused {
+                receive: Box::into_pin(receive),
+                refused: Some((error, head)),
                 config,
             },
         }
@@ -134,6 +157,8 @@ where
         let (span, watch) = (&*this.span, this.watch);
         let _entered = span.enter();
         loop {
+            // Which secret of another route would have matched.
+            let mut other = None;
             let (read, mut parts, inner, config) = match this.state.as_mut().project() {
                 StateProj::Receiving {
                     receive,
@@ -168,6 +193,10 @@ where
                         Ok((body, Found::Handshake)) => {
                             handshake::in_body(&body, config).map(Read::Handshake)
                         }
+                        Ok((body, Found::Wrong(error))) => {
+                            other = config.would_match(error, &parts, &body);
+                            Err(Refusal::InvalidSignature(error))
+                        }
                         Err(refusal) => Err(refusal),
                     };
                     (read, parts, inner, config)
@@ -182,6 +211,9 @@ where
                         return Poll::Pending;
                     };
                     let (parts, body) = request.into_parts();
+                    if let Err(Refusal::InvalidSignature(error)) = &verdict {
+                        other = config.would_match(*error, &parts, &body);
+                    }
                     let read = verdict.and_then(|it| judged(it, body, config, span));
                     (read, parts, inner, config)
                 }
@@ -230,8 +262,28 @@ where
                     let response = match decided.take() {
                         None => return Poll::Pending,
                         Some((Ok(reply), _)) => replied(reply, None, span),
-                        Some((Err(refusal), headers)) => refuse(refusal, headers, config, span),
+                        Some((Err(refusal), headers)) => {
+                            refuse(refusal, headers, None, (config, span))
+                        }
                     };
+                    answered(watch, &response);
+                    return Poll::Ready(Ok(response));
+                }
+                StateProj::Refused {
+                    receive,
+                    refused,
+                    config,
+                } => {
+                    let received = ready!(receive.as_mut().poll(cx));
+                    let Some((error, head)) = refused.take() else {
+                        return Poll::Pending;
+                    };
+                    // Whatever became of the body, the answer is the same.
+                    let body = received.ok().map(|(body, _)| body);
+                    let other = body.and_then(|body| config.other(&head, &body));
+                    let refusal = Refusal::InvalidSignature(error);
+                    watch.refused(|| asked(&head, other.clone(), config));
+                    let response = refuse(refusal, head.headers, other, (config, span));
                     answered(watch, &response);
                     return Poll::Ready(Ok(response));
                 }
@@ -259,12 +311,12 @@ where
                 }
                 Ok(Read::Handshake(reply)) => {
                     // Nothing proves it, so it counts as a challenge that a head asks for.
-                    watch.refused(|| asked(&parts, config));
+                    watch.refused(|| asked(&parts, None, config));
                     replied(reply, None, span)
                 }
                 Err(refusal) => {
-                    watch.refused(|| asked(&parts, config));
-                    refuse(refusal, parts.headers, config, span)
+                    watch.refused(|| asked(&parts, other.clone(), config));
+                    refuse(refusal, parts.headers, other, (config, span))
                 }
             };
             answered(watch, &response);
@@ -288,10 +340,10 @@ fn is_own_success<B, E>(result: &Result<Response<B>, E>) -> bool {
     (result.as_ref()).is_ok_and(|it| it.status().is_success() && Decision::is_own(it))
 }
 
-/// What an observer may keep of a request that is refused.
-fn asked(head: &Parts, config: &Config) -> Asked {
+/// What an observer may keep of a request that is refused. `other` is the secret of another route that would have matched.
+fn asked(head: &Parts, other: Option<String>, config: &Config) -> Asked {
     let key = key_header(&head.headers, &config.sender);
-    Asked::refused(&head.headers, &head.extensions, key)
+    Asked::refused(&head.headers, &head.extensions, key).matched_by(other)
 }
 
 /// Answers a refused request, and logs why. The response takes over the request's header map without its headers,
@@ -299,8 +351,8 @@ fn asked(head: &Parts, config: &Config) -> Asked {
 fn refuse<B>(
     refusal: Refusal,
     mut headers: HeaderMap,
-    config: &Config,
-    span: &DeliverySpan,
+    other: Option<String>,
+    (config, span): (&Config, &DeliverySpan),
 ) -> Response<ResponseBody<B>> {
     let kind =
         claimed_kind(&headers, &config.sender).filter(|kind| kind.as_str().len() <= LONGEST_KIND);
@@ -313,7 +365,8 @@ fn refuse<B>(
         // It takes a signed body, so a stranger cannot flood the log.
         refusal.log_of((&config.sender, &headers));
     } else {
-        refusal.log_within(&config.throttle, (&config.sender, &headers)); // Anybody can cause it.
+        let head = (&config.sender, &headers);
+        refusal.log_within(&config.throttle, head, other.as_deref()); // Anybody can cause it.
     }
     span.finish(row.name);
     headers.clear();

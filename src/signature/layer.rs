@@ -5,6 +5,7 @@ use tower_layer::Layer;
 
 use super::buffer::{Bounds, Budget, MAX_BUFFERED};
 use super::config::Config;
+use super::neighbours::Neighbours;
 use super::secret::Secrets;
 use super::service::Signature;
 use super::sign::check;
@@ -63,6 +64,7 @@ impl SignatureLayer {
                 lent: None,
                 success: None,
                 on_secret: None,
+                neighbour: None,
             },
         }
     }
@@ -97,6 +99,17 @@ impl SignatureLayer {
         self.config.route = route;
         self.config.sender = sender;
         Ok(self)
+    }
+
+    /// Makes it known to the other routes of the program.
+    pub(crate) fn beside(&mut self, neighbours: &Neighbours) {
+        let Config {
+            route,
+            sender,
+            authentication,
+            ..
+        } = &self.config;
+        self.config.neighbour = Some(neighbours.add(route, sender, authentication));
     }
 
     /// Returns the memory, in bytes, that bodies take now which are being received. The first 64 KiB of each do not count,

@@ -34,6 +34,7 @@ mod headers;
 #[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]
 mod keys;
 mod layer;
+mod neighbours;
 #[cfg(feature = "public-keys")]
 mod public_key;
 mod refusal;
@@ -50,6 +51,7 @@ pub use self::explain::Explanation;
 pub use self::future::ResponseFuture;
 pub(crate) use self::handshake::OnSecret;
 pub use self::layer::SignatureLayer;
+pub use self::neighbours::Neighbours;
 #[cfg(feature = "public-keys")]
 pub use self::public_key::PublicKey;
 pub use self::refusal::Refusal;

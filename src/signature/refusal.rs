@@ -79,14 +79,21 @@ impl Refusal {
         self.row().name
     }
 
-    /// Logs the refusal of a request with this head, within `throttle`, because anybody can cause refusals.
-    pub(super) fn log_within(&self, throttle: &Throttle, head: Head<'_>) {
+    /// Logs the refusal of a request with this head, within `throttle`, because anybody can cause refusals, and which secret
+    /// of another route would have matched.
+    pub(super) fn log_within(
+        &self,
+        throttle: &Throttle,
+        head: Head<'_>,
+        would_match: Option<&str>,
+    ) {
         // A line that nobody reads needs no clock.
         if !tracing::enabled!(tracing::Level::WARN) {
             return;
         }
         // Otherwise a flood of one kind would hide another kind.
         let reason = match self {
+            Self::InvalidSignature(_) if would_match.is_some() => "another secret would match",
             Self::InvalidSignature(error) => error.as_str(),
             _ => self.name(),
         };
@@ -94,6 +101,7 @@ impl Refusal {
             tracing::warn!(
                 outcome = self.name(),
                 reason = Reason(self, head).to_string(),
+                would_match,
                 left_out = (left_out > 0).then_some(left_out),
                 "the delivery was refused"
             );

@@ -85,6 +85,9 @@ impl<S: Clone> Signature<S> {
         check(&sender, &secrets)?;
         let mut config = Config::clone(&self.config);
         // Limits, throttle and observers are shared with the old service, which still answers what it has begun.
+        if let Some(neighbour) = &mut config.neighbour {
+            neighbour.learn(&config.route, &sender, &secrets);
+        }
         config.authentication = Authentication::Signed(secrets);
         config.sender = sender;
         Ok(Self::new(self.inner.clone(), Arc::new(config)))
@@ -107,28 +110,34 @@ where
 
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
-        match receive(&parts, body, &self.config) {
-            Ok(receive) => ResponseFuture::receive(
-                receive,
-                parts,
-                // The clone waits until it is ready, after the verification. So `self.inner` needs no `poll_ready`.
-                self.inner.clone(),
-                Arc::clone(&self.config),
-            ),
-            Err(refusal) => {
-                let decided = challenge(refusal, &parts, &self.config);
-                ResponseFuture::decided(decided, parts, Arc::clone(&self.config))
+        let config = &self.config;
+        let begun = begin(&parts, config);
+        let (refusal, body) = match begun {
+            Ok((hashing, declared)) => {
+                match Receive::new(body, declared, &config.bounds, hashing) {
+                    Ok(receive) => {
+                        // The clone waits until it is ready, after the verification. So `self.inner` needs no `poll_ready`.
+                        let inner = self.inner.clone();
+                        return ResponseFuture::receive(receive, parts, inner, Arc::clone(config));
+                    }
+                    Err(refusal) => (refusal, None),
+                }
             }
+            Err(refusal) => (refusal, Some(body)),
+        };
+        let decided = challenge(refusal, &parts, config);
+        if let (Err(Refusal::InvalidSignature(error)), Some(body)) = (&decided, body)
+            && let Some(receive) = config.tried(*error, &parts, body)
+        {
+            return ResponseFuture::refused(receive, *error, parts, Arc::clone(config));
         }
+        ResponseFuture::decided(decided, parts, Arc::clone(config))
     }
 }
 
-/// Begins to receive the body, unless the request's head is reason enough to refuse it.
+/// Begins the verification, unless the request's head is reason enough to refuse it. Returns the length that it declares, too.
 #[inline]
-fn receive<B>(parts: &Parts, body: B, config: &Config) -> Result<Receive<B>, Refusal>
-where
-    B: Body<Error: Into<BoxError>>,
-{
+fn begin(parts: &Parts, config: &Config) -> Result<(Hashing, Option<u64>), Refusal> {
     // Whatever the head alone can refuse is refused before the body is read.
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
@@ -144,7 +153,7 @@ where
     if let (Hashing::Later, Some(verifier)) = (&hashing, config.authentication.verifier()) {
         admits(verifier, parts, config)?;
     }
-    Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
+    Ok((hashing, declared_length(headers)?))
 }
 
 /// The answer to a refused request after all, if it is a challenge that is not signed, or for a verifier with any

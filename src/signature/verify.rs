@@ -104,7 +104,7 @@ impl Sender {
     }
 
     #[inline]
-    fn verified(
+    pub(super) fn verified(
         &self,
         secrets: &Secrets,
         head: Head<'_>,
@@ -181,6 +181,8 @@ pub(super) enum Found {
     Later(Box<Share>),
     /// Nothing: it may bring a secret.
     Handshake,
+    /// Nothing, and it is refused for this.
+    Wrong(SignatureError),
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
@@ -222,12 +224,15 @@ impl Hashing {
 
     /// Decides on a body that was hashed completely, and takes `share` of the memory.
     #[inline]
-    pub(super) fn verify(self, body: &[u8], share: Share) -> Result<Found, SignatureError> {
+    pub(super) fn verify(self, body: &[u8], share: Share) -> Found {
         match self {
-            Self::Unsigned => Ok(Found::Unsigned),
-            Self::Signed(checked) => checked.verify(body).map(Found::Secret),
-            Self::Later => Ok(Found::Later(Box::new(share))),
-            Self::Handshake => Ok(Found::Handshake),
+            Self::Unsigned => Found::Unsigned,
+            Self::Signed(checked) => match checked.verify(body) {
+                Ok(matched) => Found::Secret(matched),
+                Err(error) => Found::Wrong(error),
+            },
+            Self::Later => Found::Later(Box::new(share)),
+            Self::Handshake => Found::Handshake,
         }
     }
 }

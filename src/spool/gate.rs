@@ -238,7 +238,7 @@ impl Gate {
         self.stored.notify_one();
     }
 
-    /// Whether the queue did not accept an event, and none after it, or is in doubt. The caller asks it.
+    /// Whether the database did not accept an event, and none after it, or is in doubt. The caller asks it.
     pub(super) fn is_to_be_asked(&self) -> bool {
         let mut state = lock(&self.state);
         std::mem::take(&mut state.is_in_doubt) || !state.failed.is_empty()

@@ -69,7 +69,7 @@ impl Shared {
             Ok(_) => tracing::error!(
                 event = kept.id.0,
                 seconds_ago = age.as_secs(),
-                "the queue has lost this event, and others that it accepted shortly before: its database was restored \
+                "the inbox has lost this event, and others that it accepted shortly before: its database was restored \
                  from a backup, or replaced by a standby that lagged. Find them in the log, and compare your data with \
                  the sender's. The events in the spool are forwarded"
             ),

@@ -405,7 +405,7 @@ impl Shared {
         } else if is_new {
             tracing::warn!(
                 reason = Chain(error).to_string(),
-                "the queue did not accept an event: those of its chat go through the spool until it does"
+                "the database did not accept an event: those of its chat go through the spool until it does"
             );
         }
     }
@@ -423,16 +423,16 @@ impl Shared {
         if is_new {
             tracing::warn!(
                 reason,
-                "the queue cannot accept events: they are accepted into the spool, and it is asked again each second"
+                "the database cannot accept events: they are accepted into the spool, and it is asked again each second"
             );
         } else if before != reason {
-            tracing::warn!(reason, "the queue still cannot accept events");
+            tracing::warn!(reason, "the database still cannot accept events");
         }
     }
 
     fn close_breaker(&self) {
         if self.gate.set_open(false) {
-            tracing::info!("the queue accepts events again");
+            tracing::info!("the database accepts events again");
         }
     }
 

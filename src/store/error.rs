@@ -36,7 +36,7 @@ impl StoreError {
     ///
     /// let cause = io::Error::from(io::ErrorKind::ConnectionRefused);
     /// let error = StoreError::new(StoreErrorKind::Unavailable, cause);
-    /// assert_eq!(error.to_string(), "the store is unavailable");
+    /// assert_eq!(error.to_string(), "the database is unavailable");
     /// ```
     pub fn new(kind: StoreErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self {
@@ -60,9 +60,9 @@ impl StoreError {
 }
 
 display!(StoreError, |it| match it.kind {
-    StoreErrorKind::Unavailable => "the store is unavailable",
-    StoreErrorKind::TimedOut => "the store did not answer in time",
-    StoreErrorKind::Corrupt => "the store returned an invalid record",
+    StoreErrorKind::Unavailable => "the database is unavailable",
+    StoreErrorKind::TimedOut => "the database did not answer in time",
+    StoreErrorKind::Corrupt => "the database returned an invalid record",
     StoreErrorKind::Invalid => "the call is not possible",
 });
 

@@ -265,7 +265,7 @@ const OUTCOMES: &[&str] = &[
     "unreadable-event",
     "conflicting-keys",
     "missing-key",
-    "store-unavailable",
+    "database-unavailable",
     "in-flight",
     "incomplete",
     "body-changed",

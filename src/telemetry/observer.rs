@@ -18,7 +18,7 @@ use crate::outcome::{Failure, Outcome, Settlement};
 use crate::route::RouteName;
 use crate::sender::Sender;
 
-/// Sees each delivery, attempt, and call of a store or queue when it has ended.
+/// Sees each delivery, attempt, and call of a store or an inbox when it has ended.
 ///
 /// Pass it to [`Webhooks::observer`](crate::Webhooks::observer), or to the setters of the same name of the
 /// single layers and of an inbox. Tuples combine several observers, and an [`Arc`] shares one:
@@ -132,7 +132,7 @@ pub enum Observation<'a> {
         /// The reason, such as why the body cannot be decoded.
         reason: &'a str,
     },
-    /// A call of a store or a queue.
+    /// A call of a store or an inbox.
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
@@ -194,6 +194,13 @@ impl DeliveryEnded<'_> {
         });
         self.request
             .sample(delivery.map(|delivery| delivery.body().len()), key)
+    }
+
+    /// Returns which secret of another route would have matched a request with a wrong signature, in words: see
+    /// [`Neighbours`](crate::signature::Neighbours). `None` if none would, or if it was not tried.
+    #[must_use]
+    pub fn would_match(&self) -> Option<&str> {
+        self.request.would_match.as_deref()
     }
 
     /// Whether the platform counts the delivery as a failed attempt
@@ -284,7 +291,7 @@ pub enum End {
     Released,
 }
 
-/// A call of a store or a queue that has ended.
+/// A call of a store or an inbox that has ended.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CallEnded<'a> {
@@ -304,17 +311,17 @@ pub struct CallEnded<'a> {
 pub enum CallTarget {
     /// A [`Store`](crate::store::Store).
     Store,
-    /// The queue of an inbox.
-    Queue,
+    /// The [`Queue`](crate::inbox::Queue) of an inbox.
+    Inbox,
 }
 
 impl CallTarget {
-    /// Returns `store` or `queue`.
+    /// Returns `store` or `inbox`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
             Self::Store => "store",
-            Self::Queue => "queue",
+            Self::Inbox => "inbox",
         }
     }
 }

@@ -213,6 +213,9 @@ impl Recent {
         if is_failure && !ended.is_verified {
             self.origin(ended);
         }
+        if let Some(secret) = ended.would_match() {
+            tally.add(Series::Swapped, route, None, secret.to_owned(), 1, || None);
+        }
         match is_failure {
             true => add(Series::Refused, ended.outcome),
             false => add(Series::Acknowledged, ended.outcome),

@@ -18,6 +18,8 @@ pub(crate) struct Asked {
     request_id: Option<HeaderValue>,
     length: Option<HeaderValue>,
     pub(super) key: Option<HeaderValue>,
+    /// Which secret of another route would have matched, in words.
+    pub(super) would_match: Option<String>,
 }
 
 /// Set by proxies, and by anybody else.
@@ -35,6 +37,7 @@ impl Asked {
             // A verified delivery knows its key and the size of its body.
             length: None,
             key: None,
+            would_match: None,
         }
     }
 
@@ -49,6 +52,14 @@ impl Asked {
             length: headers.get(CONTENT_LENGTH).cloned(),
             key: key.and_then(|key| headers.get(key)).cloned(),
             ..Self::of(headers, extensions)
+        }
+    }
+
+    /// Adds which secret of another route would have matched.
+    pub(crate) fn matched_by(self, would_match: Option<String>) -> Self {
+        Self {
+            would_match,
+            ..self
         }
     }
 

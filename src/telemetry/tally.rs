@@ -37,6 +37,9 @@ pub enum Series {
     /// Requests that were refused before they were verified, by the outcome and the address, in a line each. A process tells
     /// 20 addresses apart in each minute.
     Origin,
+    /// Requests with a wrong signature that a secret of another route would have matched, by that secret: see
+    /// [`Neighbours`](crate::signature::Neighbours).
+    Swapped,
     /// The longest time in milliseconds from an acceptance to the first attempt, by event type: a maximum, and no
     /// sum.
     Lag,
@@ -44,7 +47,7 @@ pub enum Series {
 
 impl Series {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Acknowledged,
         Self::Refused,
         Self::Budget,
@@ -52,6 +55,7 @@ impl Series {
         Self::Failed,
         Self::Dead,
         Self::Origin,
+        Self::Swapped,
         Self::Lag,
     ];
 
@@ -66,6 +70,7 @@ impl Series {
             Self::Failed => "failed",
             Self::Dead => "dead",
             Self::Origin => "origin",
+            Self::Swapped => "swapped",
             Self::Lag => "lag",
         }
     }

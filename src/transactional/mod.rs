@@ -136,13 +136,23 @@
 //! If a service of your own passes an event to several transactional handlers, the first commit settles it, and nothing
 //! repeats the others after a crash.
 //!
-//! ```ignore
-//! let pool = PgPoolOptions::new().max_connections(32 + 5).connect(&url).await?;
-//! let queue = PostgresQueue::new(pool.clone());
-//! queue.migrate().await?; // also creates the table of the keys
+//! ```no_run
+//! # use tower_webhook::event::ChatRated;
+//! # use tower_webhook::postgres::{PostgresQueue, PostgresStore};
+//! # use tower_webhook::transactional::{TransactionalHandler, Transactions};
+//! # use tower_webhook::{EventRouter, Secret, Webhooks};
+//! # async fn example(crm: impl TransactionalHandler<ChatRated>) -> anyhow::Result<()> {
+//! use sqlx::postgres::PgPoolOptions;
+//!
+//! let pool = PgPoolOptions::new().max_connections(32 + 5);
+//! let pool = pool.connect("postgres://localhost/crm").await?;
+//! let queue = PostgresQueue::open(pool.clone()).await?; // also creates the table of the keys
 //! let transactions = Transactions::new(PostgresStore::new(pool));
-//! let events = EventRouter::new().on::<ChatRated>(transactions.handler(Crm { tenant: 7 }));
+//! let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm));
+//! let secret = Secret::from_env("WEBHOOK_SECRET")?;
 //! let (webhooks, running) = Webhooks::new(secret).inbox(queue).start(events)?;
+//! # Ok(())
+//! # }
 //! ```
 //!
 //! # Writing handlers

@@ -26,7 +26,9 @@ use crate::outcome::Outcome;
 use crate::route::RouteName;
 use crate::router::EventRouter;
 use crate::sender::Sender;
-use crate::signature::{MAX_BUFFERED, OnSecret, Secrets, Signature, SignatureLayer, Verifier};
+use crate::signature::{
+    MAX_BUFFERED, Neighbours, OnSecret, Secrets, Signature, SignatureLayer, Verifier,
+};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -95,6 +97,7 @@ pub(super) struct Settings {
     observers: Observers,
     kept: Option<Kept>,
     on_secret: Option<OnSecret>,
+    neighbours: Option<Neighbours>,
 }
 
 /// The kinds that are kept.
@@ -170,6 +173,7 @@ impl Webhooks {
                 observers: Observers::default(),
                 kept: None,
                 on_secret: None,
+                neighbours: None,
             },
             target: (),
         }
@@ -257,6 +261,13 @@ impl<T> Webhooks<T> {
         self
     }
 
+    /// Makes the route known to the others of the program, so that a request which one of them refuses is tried with the
+    /// secrets of the others: see [`Neighbours`]. The routes of one [`Routes`](crate::Routes) know each other without this.
+    pub fn neighbours(mut self, all: &Neighbours) -> Self {
+        self.route.neighbours = Some(all.clone());
+        self
+    }
+
     /// Names the route, for a second account of one sender: by default, it has the name of its
     /// [sender](Sender::name).
     ///
@@ -291,7 +302,7 @@ impl<T> Webhooks<T> {
     /// ([`Refusal::Overloaded`](crate::signature::Refusal::Overloaded)): the one with the most memory, multiplied by the
     /// time since its last 64 KiB (at least 0.1 s). Bodies that were given up may take as much memory again, until their
     /// tasks have run. Bodies of an inbox that wait for its queue may take as much, too: beyond that, deliveries are answered with
-    /// 503 (`store-unavailable`).
+    /// 503 (`database-unavailable`).
     ///
     /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
     /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
@@ -702,6 +713,10 @@ impl Settings {
         Some(&self.observers).filter(|it| it.any())
     }
 
+    pub(super) fn neighbours(&self) -> Option<&Neighbours> {
+        self.neighbours.as_ref()
+    }
+
     /// What an inbox and its worker know of the route.
     pub(super) fn route(&self) -> Result<Route, ConfigError> {
         Ok(Route {
@@ -746,6 +761,9 @@ impl Settings {
         };
         signature.config.lent = Some(lent.into_any());
         signature.config.observers = observers;
+        if let Some(neighbours) = &self.neighbours {
+            signature.beside(neighbours);
+        }
         Ok(signature)
     }
 }

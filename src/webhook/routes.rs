@@ -17,7 +17,7 @@ use crate::inbox::worker::{Handled, Handler, handler};
 use crate::inbox::{Accept, Inbox};
 use crate::outcome::Outcome;
 use crate::route::RouteName;
-use crate::signature::SignatureLayer;
+use crate::signature::{Neighbours, SignatureLayer};
 use crate::telemetry::Observers;
 
 /// Starts the routes of several senders on one [`Inbox`]: they share its queue, one worker, one drain and one observer.
@@ -60,6 +60,7 @@ pub struct Routes {
     /// The senders of all routes, by which an error names them.
     senders: BTreeMap<RouteName, String>,
     signatures: Vec<SignatureLayer>,
+    neighbours: Neighbours,
     handled: Vec<Handled>,
     is_started: bool,
 }
@@ -71,6 +72,7 @@ impl Inbox {
             inbox: self.clone(),
             senders: BTreeMap::new(),
             signatures: Vec::new(),
+            neighbours: Neighbours::default(),
             handled: Vec::new(),
             is_started: false,
         }
@@ -142,6 +144,9 @@ impl Routes {
         let mut signature = settings.clone().signature(Observers::default())?;
         self.insert(&settings)?;
         signature.config.observers = self.inbox.observers().clone();
+        if settings.neighbours().is_none() {
+            signature.beside(&self.neighbours);
+        }
         self.signatures.push(signature.clone());
         Ok((signature, self.inbox.accept_at(route)))
     }

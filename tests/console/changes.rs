@@ -161,8 +161,8 @@ async fn an_event_says_when_it_is_tried_after_a_redrive() {
     get(&read_only, "/events/50").await.shows(when).hides(now);
     let overview = get(&app, "/").await;
     overview
-        .shows("and the next begins in ")
-        .shows("slowed down, next in ");
+        .shows("this process slows down their attempts until one succeeds, and begins the next in ")
+        .shows("slowed down here, next in ");
 
     // A second after an attempt, as one begins in ten seconds.
     let before = crm.attempts();

@@ -264,12 +264,9 @@ async fn a_day_is_compared_with_the_same_weekday_a_week_before() {
     let app = desk.console();
     let now = async || {
         let page = get(&app, "/history?range=1h").await.text;
-        let (_, now) = page
-            .split_once("</table>")
-            .unwrap()
-            .0
-            .rsplit_once("datetime=\"")
-            .unwrap();
+        // The newest row.
+        let (_, table) = page.split_once("As a table").unwrap();
+        let (_, now) = table.split_once("datetime=\"").unwrap();
         now[..16].to_owned()
     };
     // The day does not end before the test does.
@@ -296,6 +293,9 @@ async fn a_day_is_compared_with_the_same_weekday_a_week_before() {
         .shows(r#"data-label="Number"><b>7</b></td><td class="number" data-label="Before">5</td>"#)
         // The chart says when most was, and how much.
         .shows("<span>at most <b>7</b> in 30 minutes, <time")
+        // Its axes have an even maximum, half of it and 0, and the beginning, the middle and the end of the day.
+        .shows(r#"<div class="plot"><small><span>8</span><span>4</span><span>0</span></small><svg"#)
+        .shows(r#"<small class="axis"><time>00:00</time>"#)
         .shows(&format!(r#"href="/history?day={day}">"#));
     let week_ago = get(&app, "/history?range=7d").await;
     week_ago.is(200).shows(r#"data-label="Number"><b>"#);

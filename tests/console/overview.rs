@@ -8,13 +8,13 @@ use tokio::time::sleep;
 use tower_webhook::event::{ChatClosed, ChatRated};
 use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::telemetry::Recent;
-use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery, Webhooks};
+use tower_webhook::telemetry::{Recent, Silence};
+use tower_webhook::{Delivery, EventKind, EventRouter, HandlerError, RawDelivery, Webhooks};
 use tower_webhook_console::Console;
 
-use support::SECOND;
 use support::delivery::{RequestExt, SIGNATURE, secret, send};
 use support::inbox::{Works, event, inbox, webhooks};
+use support::{MINUTE, SECOND};
 
 use super::get;
 
@@ -34,6 +34,41 @@ impl Process {
             inbox,
             recent,
         }
+    }
+}
+
+/// A balancer may send a type to one of two receivers for long.
+#[tokio::test(start_paused = true)]
+async fn a_type_is_silent_if_no_process_gets_its_events() {
+    let queue = MemoryQueue::new();
+    let [one, other] = [Process::on(&queue), Process::on(&queue)];
+    let started = |process: &Process| {
+        let silence = Silence::new().expect(EventKind::CHAT_RATED, 10 * MINUTE);
+        let observer = (process.recent.clone(), silence.clone());
+        let webhooks = Webhooks::new(secret()).observer(observer);
+        let started = webhooks.inbox(process.inbox.clone());
+        let started = started.start(EventRouter::new()).unwrap();
+        let console = Console::new().inbox(process.inbox.clone());
+        let console = console.recent(process.recent.clone());
+        (started, console.silence(silence).router())
+    };
+    let ((webhooks, _running), of_one) = started(&one);
+    let ((_webhooks, _other), of_other) = started(&other);
+    let silent = "event was delivered for ";
+    for n in 0..3 {
+        sleep(5 * MINUTE).await;
+        send(&webhooks, event("a", n)).await.assert_ok();
+    }
+    sleep(MINUTE).await;
+    for app in [&of_one, &of_other] {
+        get(app, "/").await.hides(silent);
+        get(app, "/kinds").await.hides(">silent</span>");
+    }
+    sleep(14 * MINUTE).await;
+    for app in [&of_one, &of_other] {
+        get(app, "/")
+            .await
+            .shows("No <b>chat-rated</b> event was delivered for 15 min");
     }
 }
 

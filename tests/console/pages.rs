@@ -157,13 +157,15 @@ async fn refused_deliveries_are_critical() {
     let webhooks = inbox.routes().accept(webhooks).unwrap();
     let app = Console::new().inbox(inbox).recent(recent).router();
     send(&webhooks, event("a", 1)).await.assert_ok();
-    get(&app, "/").await.hides("Deliveries are refused");
+    get(&app, "/")
+        .await
+        .hides("Deliveries to this process are refused");
     faults.is_down.store(true, Ordering::SeqCst);
     send(&webhooks, event("a", 2)).await;
     faults.is_down.store(false, Ordering::SeqCst);
     get(&app, "/")
         .await
-        .shows("<b>Critical: </b>Deliveries are refused, as the database does not work; the last one 0 s ago.");
+        .shows("<b>Critical: </b>Deliveries to this process are refused, as the database does not work; the last one 0 s ago.");
 }
 
 #[tokio::test(start_paused = true)]
@@ -193,7 +195,7 @@ async fn a_worker_that_can_claim_nothing_is_critical() {
     sleep(60 * SECOND).await;
     get(&app, "/")
         .await
-        .shows("<b>Critical: </b>The worker of this process cannot take events from the database");
+        .shows("<b>Critical: </b>The worker of this process cannot take events from the inbox");
     worker.drain(SECOND).await.unwrap();
 }
 
@@ -540,6 +542,8 @@ async fn pages_are_small_whatever_failed_and_however_often() {
         ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),
         ("/", "one was expected within"),
+        ("/history?range=7d", "As a table"),
+        ("/history?range=1h", "As a table"),
         ("/events", "/chat?id=%22"),
         ("/events?state=retrying", "next attempt"),
         (&format!("/events/{first}"), "earlier failures"),

@@ -21,10 +21,15 @@ use support::{MINUTE, SECOND};
 
 /// Stripe's key is the id in the body.
 fn delivery(sender: &Sender, kind: &'static str, key: &str) -> Request<Full<Bytes>> {
+    signed(sender, kind, key, "secret")
+}
+
+fn signed(sender: &Sender, kind: &'static str, key: &str, text: &str) -> Request<Full<Bytes>> {
+    let secret = Secret::new(text).unwrap();
     let body = format!(r#"{{"id":"{key}","type":"{kind}"}}"#);
     let key = IdempotencyKey::new(key.parse().unwrap());
     let delivery = RawDelivery::new(EventKind::from_static(kind), body).with_key(key);
-    let headers = sender.sign(&secret(), &delivery).unwrap();
+    let headers = sender.sign(&secret, &delivery).unwrap();
     let body = Full::new(delivery.body().clone());
     let mut request = Request::post("/").body(body).unwrap();
     *request.headers_mut() = headers;
@@ -33,6 +38,58 @@ fn delivery(sender: &Sender, kind: &'static str, key: &str) -> Request<Full<Byte
 
 fn secret() -> Secret {
     Secret::new("secret").unwrap()
+}
+
+/// An operator has pasted the secret of Stripe's webhook into GitHub's settings. Of all processes, and after a restart.
+#[tokio::test(start_paused = true)]
+async fn the_secret_that_would_have_matched_is_named() {
+    let (inbox, recent) = (inbox(), Recent::new());
+    let mut routes = inbox.routes();
+    let stripe = Webhooks::new(Secret::new("zebra").unwrap()).sender(Sender::stripe());
+    let stripe = routes.add(stripe.observer(recent), EventRouter::new());
+    let stripe = stripe.unwrap();
+    let github = Webhooks::new(secret()).sender(Sender::github());
+    let github = routes.add(github, EventRouter::new()).unwrap();
+    let running = routes.start().unwrap();
+    let signed = |sender: &Sender, text: &str| signed(sender, "push", "key-1", text);
+    let app = Console::new().inbox(inbox.clone()).recent(Recent::new());
+    let app = app.router();
+
+    // Nobody has this one: there is nothing to say beyond its number.
+    for _ in 0..5 {
+        send(&github, signed(&Sender::github(), "other")).await;
+    }
+    sleep(2 * SECOND).await;
+    get(&app, "/")
+        .await
+        .shows("5 of 5 requests to <b>github</b> in the last hour had no signature that matches a secret")
+        .hides("would match");
+    get(&app, "/refusals").await.hides("Would match");
+
+    for _ in 0..3 {
+        assert_eq!(
+            send(&github, signed(&Sender::github(), "zebra"))
+                .await
+                .status,
+            401
+        );
+        sleep(SECOND).await;
+    }
+    // The URL of the other route.
+    send(&stripe, signed(&Sender::github(), "secret")).await;
+    sleep(2 * SECOND).await;
+    get(&app, "/")
+        .await
+        .shows("<b>Critical: </b>Requests to <b>")
+        .shows("</b> are refused, and would match <b>the secret of the route ")
+        .shows(" Also at <b>")
+        .hides("no signature that matches");
+    let refusals = get(&app, "/refusals").await;
+    refusals
+        .shows("<b>the secret of the route stripe</b></td><td data-label=\"Refused at\">github</td><td class=\"number\" data-label=\"Times\">3</td>")
+        .shows("<b>the secret of the route github</b></td><td data-label=\"Refused at\">stripe</td><td class=\"number\" data-label=\"Times\">1</td>")
+        .hides("zebra");
+    running.drain(SECOND).await.unwrap();
 }
 
 /// The console has a clone of the inbox from before its routes were made.
@@ -126,7 +183,7 @@ async fn routes_are_told_apart_on_each_page() {
         .shows(
             r#"<th scope="row"><a href="/events?route=chat-platform&amp;kind=push">push</a></th>"#,
         )
-        .shows(r#">github/push</a> <span class="badge bad">slowed down, next "#)
+        .shows(r#">github/push</a> <span class="badge bad">slowed down here, next "#)
         .shows(r#"<th scope="row">github/pull <span class="badge bad">silent</span>"#)
         .shows("Events of <b>github/push</b> fail, and none succeeds")
         .shows(r#"href="/events?state=retrying&amp;route=github&amp;kind=push""#)

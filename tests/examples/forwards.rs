@@ -9,12 +9,13 @@ use axum::Router;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use nix::sys::signal::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
-use support::program::{self, until};
+use support::program::{self, run, until};
 
 /// A server that gives each event the same answer.
 #[derive(Clone)]
@@ -74,6 +75,28 @@ async fn events_are_posted_and_printed() {
     assert!(bodies.starts_with(r#"{"event":"chat-rated","key":""#));
     let peers: HashSet<_> = seen.iter().map(|(_, peer)| peer).collect();
     assert_eq!(peers.len(), 1, "connections are kept");
+}
+
+/// As in a container, whose log would have the payloads.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_quiet_receiver_prints_no_payload() {
+    let (server, url) = Server::start(204, "").await;
+    let args = ["--secret", "s", "--quiet", "--forward", &url];
+    let receiver = program::Server::receiver(&args);
+    assert_eq!(receiver.send("s", &["--count", "5"]).code, 0);
+    assert_eq!(server.seen().len(), 5);
+    receiver.signal(Signal::SIGTERM);
+    let ended = receiver.program.finish();
+    assert_eq!((ended.code, ended.out.as_str()), (0, ""));
+    assert!(!ended.err.contains("Ada Jensen"), "{ended:?}");
+
+    let printed = run("receiver", &["--demo", "--quiet"]);
+    assert_eq!(printed.code, 2, "{printed:?}");
+    assert!(
+        printed
+            .err
+            .contains("those of `/webhooks` are handled by being printed")
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -292,6 +292,12 @@ fn files_for_containers_name_options_that_exist() {
         let text = operations(name);
         let variables = variables(&text);
         assert!(!variables.is_empty(), "{name}");
+        // Whoever reads the log of a container reads no payload.
+        assert_eq!(
+            variables.contains("WEBHOOK_FORWARD"),
+            variables.contains("WEBHOOK_QUIET"),
+            "{name}"
+        );
         for variable in variables {
             assert!(
                 help.contains(&format!("[env: {variable}]")),

@@ -53,6 +53,10 @@ mod outages;
 #[cfg(feature = "receiver")]
 mod pages;
 #[cfg(feature = "receiver")]
+mod planted;
+#[cfg(all(feature = "metrics", feature = "receiver"))]
+mod production;
+#[cfg(feature = "receiver")]
 mod program;
 #[cfg(feature = "receiver")]
 mod prometheus;
@@ -70,5 +74,7 @@ mod senders;
 mod spool;
 #[cfg(feature = "receiver")]
 mod texts;
+#[cfg(feature = "receiver")]
+mod tutorial;
 #[cfg(feature = "receiver")]
 mod verified;

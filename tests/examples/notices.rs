@@ -5,12 +5,13 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use rusqlite::Connection;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use support::database::{connect, execute};
 use support::postgres::PostgresServer;
-use support::program::{Lingering, Server, curl, until};
+use support::program::{Lingering, PATIENCE, Server, curl, run, until};
 
 /// The notices that a command has written to a file, one a line.
 fn notices(file: &Path) -> Vec<Value> {
@@ -28,8 +29,12 @@ fn receiver(dir: &TempDir, options: &[&str]) -> Server {
     receiver_with(dir, "echo 'the CRM is gone' >&2; exit 1", "1", options)
 }
 
+fn inbox_of(dir: &TempDir) -> String {
+    format!("sqlite:{}", dir.path().join("webhooks.db").display())
+}
+
 fn receiver_with(dir: &TempDir, exec: &str, attempts: &str, options: &[&str]) -> Server {
-    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let inbox = inbox_of(dir);
     let fixed = [
         "--secret",
         "s",
@@ -132,6 +137,41 @@ fn a_command_is_told_when_an_alarm_ends() {
     assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
 }
 
+/// One event that fails slows no type down, and is seen by nobody otherwise.
+#[test]
+fn a_command_is_told_of_an_event_that_waits_for_long() {
+    let dir = TempDir::new().unwrap();
+    let (file, works) = (dir.path().join("told"), dir.path().join("works"));
+    let command = format!("cat >> '{}'", file.display());
+    let exec = format!("test -e '{}'", works.display());
+    let options = ["--on-alarm", &command, "--notify-every", "1"];
+    let receiver = receiver_with(&dir, &exec, "100", &options);
+    assert_eq!(receiver.send("s", &["--event", "chat-rated"]).code, 0);
+    // As if it had come four minutes ago.
+    let database = Connection::open(dir.path().join("webhooks.db")).unwrap();
+    database.busy_timeout(PATIENCE).unwrap();
+    let sql = "UPDATE events SET accepted = accepted - 240000";
+    assert_eq!(database.execute(sql, []).unwrap(), 1);
+
+    let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
+    let waiting = told(0);
+    let alarm = &waiting["alarms"][0];
+    assert_eq!(
+        (&alarm["alarm"], &alarm["kind"]),
+        (&json!("waiting"), &json!("chat-rated"))
+    );
+    assert_eq!(alarm["severity"], "warning");
+    assert!(alarm["oldest_seconds"].as_u64() >= Some(240), "{waiting}");
+    fs::write(&works, "").unwrap();
+    let redriven = run(
+        "receiver",
+        &["inbox", "redrive", "1", "--yes", "--inbox", &inbox_of(&dir)],
+    );
+    assert_eq!(redriven.code, 0, "{redriven:?}");
+    let ended = json!({ "alarm": "waiting", "route": "chat-platform", "kind": "chat-rated" });
+    assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_command_is_told_that_no_event_can_be_claimed() {
     let (dir, server) = (
@@ -158,14 +198,11 @@ async fn a_command_is_told_that_no_event_can_be_claimed() {
     assert_eq!(told(0), json!({ "alarms": [alarm], "ended": [] }));
     let log = receiver.err();
     assert!(
-        log.contains("the worker cannot take events from the queue"),
+        log.contains("the worker cannot take events from the inbox"),
         "{log}"
     );
     let page = curl(&[&receiver.url_of("console")]);
-    assert!(
-        page.contains("cannot take events from the database"),
-        "{page}"
-    );
+    assert!(page.contains("cannot take events from the inbox"), "{page}");
     // Deliveries are accepted.
     let event = ["--event", "chat-rated"];
     assert_eq!(receiver.send("s", &event).code, 0);

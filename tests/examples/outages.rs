@@ -581,16 +581,16 @@ async fn receiver_down() -> (Simulation, Vec<&'static str>) {
 
 /// The server of the store is away, and few events arrive.
 async fn store_away() -> (Simulation, Vec<&'static str>) {
-    let mut it = Simulation::new("the store is unavailable", 15, Faults::none());
+    let mut it = Simulation::new("the database is unavailable", 15, Faults::none());
     let (store, crm) = (TestStore::<true>::default(), SimulatedCrm::default());
     it.start(Receiver::inline("a", store.clone(), no_metrics, &crm));
     before(&mut it).await;
     store.fail([Operation::Claim, Operation::Complete, Operation::Release]);
     it.run(5 * MINUTE, 1.0).await;
-    it.firing(&["WebhookStoreUnavailable"]);
+    it.firing(&["WebhookDatabaseUnavailable"]);
     store.fail([]);
     it.run(5 * MINUTE, 6.0).await;
-    (it, vec!["WebhookStoreUnavailable"])
+    (it, vec!["WebhookDatabaseUnavailable"])
 }
 
 /// The server of the queue is away, and few events arrive.
@@ -604,10 +604,10 @@ async fn queue_away() -> (Simulation, Vec<&'static str>) {
     before(&mut it).await;
     queue.faults.is_down.store(true, Ordering::SeqCst);
     it.run(5 * MINUTE, 1.0).await;
-    it.firing(&["WebhookStoreUnavailable"]);
+    it.firing(&["WebhookDatabaseUnavailable"]);
     queue.faults.is_down.store(false, Ordering::SeqCst);
     it.run(20 * MINUTE, 6.0).await;
-    (it, vec!["WebhookStoreUnavailable"])
+    (it, vec!["WebhookDatabaseUnavailable"])
 }
 
 /// A webhook is set inactive, and other kinds are still delivered. One receiver restarts before the alert, and the other
@@ -706,10 +706,10 @@ async fn full_queue() -> (Simulation, Vec<&'static str>) {
     let limited = Receiver::with_limit("a", &queue, &crm, 14 * HOUR, limit);
     it.start(limited);
     it.run(5 * MINUTE, 1.0).await;
-    it.firing(&["WebhookQueueNearLimit"]);
+    it.firing(&["WebhookInboxNearLimit"]);
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     it.run(5 * MINUTE, 6.0).await;
-    (it, vec!["WebhookQueueNearLimit"])
+    (it, vec!["WebhookInboxNearLimit"])
 }
 
 /// A memory store that is too small for the events of a busy day.

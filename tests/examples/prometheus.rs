@@ -179,7 +179,7 @@ struct Outage {
 
 const OUTAGES: &[Outage] = &[
     Outage {
-        cause: "WebhookStoreUnavailable critical target=queue",
+        cause: "WebhookDatabaseUnavailable critical target=inbox",
         follow: &[
             "WebhookBudgetSpent warning route=chat-platform kind=chat-rated",
             "WebhookBudgetSpent critical route=chat-platform kind=chat-rated",
@@ -187,7 +187,7 @@ const OUTAGES: &[Outage] = &[
             "WebhookOldestWaiting warning route=chat-platform kind=chat-rated",
             "WebhookKindFails critical route=chat-platform kind=chat-rated",
         ],
-        another: "WebhookQueueNearLimit critical",
+        another: "WebhookInboxNearLimit critical",
     },
     Outage {
         cause: "WebhookKindFails critical route=chat-platform kind=chat-rated",
@@ -259,8 +259,11 @@ fn what_comes_before_its_cause_is_of_the_same_page() {
     let manager = Alertmanager::start();
     manager.add("WebhookBudgetSpent critical route=chat-platform kind=chat-rated");
     manager.sends("/page", &["WebhookBudgetSpent chat-rated"]);
-    manager.add("WebhookStoreUnavailable critical target=queue");
-    let both = ["WebhookBudgetSpent chat-rated", "WebhookStoreUnavailable"];
+    manager.add("WebhookDatabaseUnavailable critical target=inbox");
+    let both = [
+        "WebhookBudgetSpent chat-rated",
+        "WebhookDatabaseUnavailable",
+    ];
     manager.sends("/page", &both);
     let sent = lock(&manager.sent);
     let groups: BTreeSet<_> = sent

@@ -711,7 +711,7 @@ fn unusable_store_is_explained() {
         ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1 cannot be reached"),
         (redis.url(), "set it to `noeviction`"),
         (locked.url().replace("://", "://:hush@"), "does not accept the user or password"),
-        ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used: check that the server is running"),
+        ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the database at 127.0.0.1:1 cannot be used: check that the server is running"),
         (postgres.url_of("absent"), r#"database "absent" does not exist"#),
         (postgres.url().replace("postgres@", "nobody:hush@"), r#"role "nobody" does not exist"#),
         (postgres.url() + "?sslmode=require", "`cargo run -p tower-webhook-receiver --features postgres,sqlx/tls-rustls"),

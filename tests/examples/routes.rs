@@ -8,6 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::Value;
 use support::program::{Program, Server, curl, example, run, until};
 use tempfile::TempDir;
+use tower_webhook::Secrets;
 
 /// A directory with a file of routes and the files that it names.
 struct Files(TempDir);
@@ -27,6 +28,12 @@ impl Files {
         let text = text.replace("DIR", self.path().to_str().unwrap());
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
+    }
+
+    /// How the log names the secret of a file.
+    fn label(&self, name: &str) -> String {
+        let secrets = Secrets::from_file(self.path().join(name));
+        secrets.unwrap().labels().remove(0)
     }
 
     fn path(&self) -> &Path {
@@ -83,9 +90,22 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
     });
     assert!(lines.contains(r#""route":"/webhooks""#), "{lines}");
     let err = receiver.err();
-    for said in ["route=github", "route=north", "path=\"/acme\""] {
+    // Of the first refused request: their databases do not matter.
+    let label = files.label("two");
+    let would_match = format!("would_match=\"the secret {label} of the route github\"");
+    for said in [
+        "route=github",
+        "route=north",
+        "path=\"/acme\"",
+        &would_match,
+    ] {
         assert!(err.contains(said), "{said}: {err}");
     }
+    // The same on the pages of its database.
+    let console = receiver.url_of("console");
+    let refusals = curl(&[&format!("{console}webhooks/refusals")]);
+    let would_match = format!("the secret {label} of the route github");
+    assert!(refusals.contains(&would_match), "{refusals}");
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);
 
@@ -241,10 +261,26 @@ fn an_operator_lists_pauses_and_changes_events_by_route() {
     }
     let push = ["--sender", "github", "--event", "push", "--key", "l"];
     assert_eq!(receiver.send_to("/github", "second", &push).code, 0);
-    let meant = inbox(&["resume", "push"]);
+    for (args, code, meant) in [
+        (&["resume", "push"][..], 0, "github/push"),
+        (&["pause", "push"], 1, "github/push"),
+        (&["pause", "github"], 1, "github/"),
+        (
+            &["list", "--kind", "github/push"],
+            0,
+            "--route github --kind push",
+        ),
+    ] {
+        let ended = inbox(args);
+        assert_eq!(ended.code, code, "{args:?}: {ended:?}");
+        let meant = format!("did you mean `{meant}`?");
+        assert!(ended.err.contains(&meant), "{args:?}: {ended:?}");
+    }
+    let stats = inbox(&["stats"]).out;
+    let mut lines = stats.lines();
     assert!(
-        meant.err.contains("did you mean `github/push`?"),
-        "{meant:?}"
+        !lines.any(|it| it.starts_with("push was paused") || it.starts_with("github")),
+        "{stats}"
     );
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);

@@ -9,6 +9,22 @@ use tower_webhook::Sender;
 
 use support::program::{Program, Server, curl, example, faketime, run, until};
 
+/// GitHub waits for 10 seconds, and a handler may take 30.
+#[test]
+fn a_slow_handler_is_warned_of_once_and_not_with_an_inbox() {
+    let dir = TempDir::new().unwrap();
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let fixed = ["--secret", "s", "--sender", "github", "--exec", "true"];
+    for (more, count) in [(&[][..], 1), (&["--inbox", &inbox], 0)] {
+        let receiver = Server::receiver(&[&fixed, more].concat());
+        let warned = receiver
+            .err()
+            .matches("stops waiting before a slow handler")
+            .count();
+        assert_eq!(warned, count, "{more:?}: {}", receiver.err());
+    }
+}
+
 #[test]
 fn three_senders_share_a_database_and_a_console() {
     let dir = TempDir::new().unwrap();
@@ -155,10 +171,11 @@ fn files_of_the_page_are_read() {
     let page = include_str!("../../src/docs/senders.md");
     let fences = page.split("```toml\n").skip(1);
     let files: Vec<_> = fences.map(|it| it.split("```").next().unwrap()).collect();
-    let [routes, acme, challenge, batch] = files[..] else {
+    let [routes, acme, signature, challenge, batch] = files[..] else {
         panic!("{} files in TOML", files.len());
     };
     let dir = TempDir::new().unwrap();
+    let full = format!("name = \"acme\"\n{signature}");
     let challenged = format!("{acme}{challenge}{batch}");
     for (name, text) in [
         ("chat.secret", "one"),
@@ -167,6 +184,7 @@ fn files_of_the_page_are_read() {
         ("on-github", "#!/bin/sh\n"),
         ("routes.toml", routes),
         ("acme.toml", acme),
+        ("full.toml", &full),
         ("challenged.toml", &challenged),
     ] {
         fs::write(dir.path().join(name), text).unwrap();
@@ -174,6 +192,7 @@ fn files_of_the_page_are_read() {
     for args in [
         &["--config", "routes.toml"][..],
         &["--sender", "./acme.toml", "--secret", "s"],
+        &["--sender", "./full.toml", "--secret", "s"],
         &[
             "--sender",
             "./challenged.toml",

@@ -381,7 +381,7 @@ async fn a_step_without_an_answer_is_repeated() {
     let faults = [Fault::Nothing, Fault::Hangs, Fault::Hangs];
     let (steps, state) = scripted(&MemoryQueue::new(), faults, EVENTS).await;
     assert_eq!((steps, state), (vec![Some(true); 4], BulkState::Done));
-    let waits = "a change of all events that match waits, because the queue failed";
+    let waits = "a change of all events that match waits, because the database failed";
     assert_eq!(log.count(Level::WARN, waits), 2);
 }
 

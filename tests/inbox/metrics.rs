@@ -151,7 +151,7 @@ async fn recorded_metrics_are_those_of_the_table() {
         .layer(EventRouter::new());
     send(&down, event("fine", 1))
         .await
-        .assert_problem(503, "store-unavailable");
+        .assert_problem(503, "database-unavailable");
     running.record_metrics().await.unwrap();
     store.record_metrics();
     budget.record_metrics();

@@ -750,7 +750,7 @@ async fn an_older_database_is_reported_with_the_newest_event_that_it_lacks() {
         assert_eq!(desk.send(event("a", 4)).await, 200);
         desk.handled(4).await;
         let mut reported = log.events();
-        reported.retain(|it| it["message"].starts_with("the queue has lost this event"));
+        reported.retain(|it| it["message"].starts_with("the inbox has lost this event"));
         let reported: Vec<_> = reported.iter().map(|it| &it["event"]).collect();
         assert_eq!(reported, Vec::from_iter(is_older.then_some(&newest)));
     }

@@ -172,7 +172,7 @@ impl Peeked {
     }
 }
 
-/// Asks again while the store is unavailable, as it may be on a busy machine.
+/// Asks again while the database is unavailable, as it may be on a busy machine.
 async fn peek(store: &impl Store, event: usize) -> Peeked {
     let id = EventKey::new("", key(event).as_bytes(), b"");
     let give_up = Instant::now() + PATIENCE;

@@ -298,7 +298,7 @@ impl Place {
         let count = |line| log.matches(line).count();
         self.left(at) == 0
             && count("accepted into the spool, and it is asked")
-                == count("the queue accepts events again")
+                == count("the database accepts events again")
     }
 
     async fn begin(&mut self, fault: Fault, away: Duration, standby: Option<&Standby>) {
@@ -621,7 +621,7 @@ impl fmt::Display for Round {
             self.fault,
             self.away,
             self.kills,
-            seen.answers,
+            seen.answers.len(),
             seen.unexpected.len(),
             seen.broken,
             seen.slowest,

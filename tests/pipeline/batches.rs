@@ -594,7 +594,7 @@ async fn a_store_that_fails_ends_the_delivery() {
     place
         .send(&items)
         .await
-        .assert_problem(503, "store-unavailable");
+        .assert_problem(503, "database-unavailable");
     assert_eq!(place.work.take(), ["1"]);
     place.send(&items).await.assert_ok();
     assert_eq!(place.work.take(), ["2", "3"]);

@@ -243,7 +243,25 @@ fn what_is_wrong_with_the_signature_header_is_named() {
             );
             assert_wrong(name, &explained, form);
         }
+        // Cut anywhere, such as within the name of an element.
+        for end in 0..text.len() - 3 {
+            let explained = set(&text[..end]);
+            assert!(!explained.is_signed(), "{name} {end}: {explained:#?}");
+        }
     }
+}
+
+#[test]
+fn an_element_without_a_value_is_named() {
+    let sender = Sender::named("stripe", None).unwrap();
+    let request = Request::post("/hook").header("stripe-signature", "t, v1=00");
+    let secrets = Secret::new("correct-horse").unwrap().into();
+    let explained = sender.explain(&secrets, &request.body(Bytes::new()).unwrap());
+    assert_wrong(
+        "stripe",
+        &explained,
+        "its element `t` has no value: expected `t=`",
+    );
 }
 
 #[test]

@@ -10,6 +10,7 @@ mod handshakes;
 mod inputs;
 mod items;
 mod judged;
+mod neighbours;
 #[cfg(feature = "public-keys")]
 mod public_keys;
 #[cfg(feature = "public-keys")]

@@ -275,7 +275,7 @@ async fn calls_of_the_store_are_observed_with_their_errors() {
     store.fail([Operation::Claim]);
     send(&service, delivery(BODY).key("d"))
         .await
-        .assert_problem(503, "store-unavailable");
+        .assert_problem(503, "database-unavailable");
     let failed = calls(&notes);
     assert!(
         failed

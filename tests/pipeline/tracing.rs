@@ -149,7 +149,7 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
         ("invalid-event-header", WARN, setup(&[]).request(|it| it.with(EVENT, format!("{MARKER} {MARKER}")))),
         ("conflicting-keys", WARN, setup(&[]).request(|it| it.and(KEY, MARKER))),
         ("missing-key", WARN, setup(&[]).layer(Webhooks::require_key).request(|it| it.without(KEY))),
-        ("store-unavailable", WARN, setup(&[]).fails(Operation::Claim)),
+        ("database-unavailable", WARN, setup(&[]).fails(Operation::Claim)),
         ("replayed", None, setup(&[]).before(Before::Delivered(boxed(delivery(MARKED).key("a"))))),
         ("replayed", None, setup(&[]).before(Before::Delivered(other_body()))),
         ("in-flight", WARN, setup(&[Step::SucceedAfter(9 * SECOND)]).before(Before::Running(other_body()))),
@@ -451,7 +451,7 @@ async fn reason_of_a_failure_is_logged() {
     setup(&[]).fails(Operation::Claim).run(&log).await;
     assert_eq!(
         log.events()[0]["reason"],
-        "the store is unavailable: disk full"
+        "the database is unavailable: disk full"
     );
     setup(&[])
         .request(|it| it.without(SIGNATURE))

@@ -49,7 +49,7 @@ async fn handle(store: &SqliteStore, key: impl ToString) -> Result<(), SettleErr
     store.complete(&lease, RETENTION).await
 }
 
-/// Asks once more when the store is unavailable, while there are tries left.
+/// Asks once more when the database is unavailable, while there are tries left.
 async fn at_second_try<T>(
     tries: &mut u32,
     mut ask: impl AsyncFnMut() -> Result<T, SettleError>,

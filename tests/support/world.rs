@@ -23,7 +23,7 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 /// For some events of each chat.
 pub const SOME: Duration = Duration::from_millis(500);
 /// What a receiver logs if the server lacks what it has accepted.
-pub const LOST: &str = "the queue has lost this event";
+pub const LOST: &str = "the inbox has lost this event";
 
 /// What was found wrong.
 #[derive(Debug, Default)]
@@ -55,7 +55,8 @@ pub struct World {
 
 #[derive(Default)]
 pub struct Seen {
-    pub answers: usize,
+    /// How long each answer took.
+    pub answers: Vec<Duration>,
     pub broken: usize,
     pub slowest: Duration,
     /// Answers but 200, and requests that a living receiver did not answer.
@@ -93,14 +94,15 @@ impl World {
                 let asked = Instant::now();
                 let answer = timeout(LIMIT, status(address, &request)).await;
                 let mut seen = lock(&self.seen);
-                seen.slowest = seen.slowest.max(asked.elapsed());
+                let took = asked.elapsed();
+                seen.slowest = seen.slowest.max(took);
                 let mut unexpected = |what: String| {
                     seen.unexpected.push(what);
                     seen.last_unexpected = Some(Instant::now());
                 };
                 match answer {
                     Ok(Ok(200)) => {
-                        seen.answers += 1;
+                        seen.answers.push(took);
                         let sent = Sent {
                             key,
                             by,
@@ -110,7 +112,7 @@ impl World {
                     }
                     Ok(Ok(status)) => {
                         unexpected(format!("{status} to {key}"));
-                        seen.answers += 1;
+                        seen.answers.push(took);
                     }
                     _ if lock(&self.receivers[by]).1 == life => {
                         unexpected(format!("no answer to {key}"));

@@ -155,6 +155,11 @@ impl Range {
         Some(self.from - before..self.until - before)
     }
 
+    /// Whether it covers several days.
+    pub(super) fn is_of_days(&self) -> bool {
+        self.until - self.from > 2 * DAY
+    }
+
     pub(super) fn title(&self) -> String {
         match &self.day {
             Some((_, date)) => date.clone(),
@@ -190,10 +195,12 @@ impl Range {
     }
 }
 
-/// Requests of one address that were not verified, for one reason.
+/// Requests of one address that were not verified, for one reason, or that one secret of another route would have matched.
 pub(super) struct Origin {
     pub(super) route: RouteName,
+    /// The reason, or the secret.
     pub(super) outcome: String,
+    /// Empty if it is not known.
     pub(super) address: String,
     pub(super) number: u64,
     /// The first and the last minute.
@@ -202,11 +209,12 @@ pub(super) struct Origin {
 }
 
 impl Origin {
-    /// By address, those with most requests first.
+    /// Those with most requests first.
     fn all(counts: Vec<Count>) -> Vec<Self> {
         let mut all = BTreeMap::<(RouteName, String), Self>::new();
         for count in counts {
-            let (outcome, address) = count.outcome.split_once('\n').unwrap_or_default();
+            let parts = count.outcome.split_once('\n');
+            let (outcome, address) = parts.unwrap_or((&count.outcome, ""));
             let new = || Self {
                 route: count.route.clone(),
                 outcome: outcome.to_owned(),
@@ -231,6 +239,7 @@ impl Origin {
 pub(super) struct Refused {
     pub(super) counts: Vec<Count>,
     pub(super) origins: Vec<Origin>,
+    pub(super) swapped: Vec<Origin>,
     /// The latest minute, as it was asked for.
     pub(super) until: String,
     /// The latest minute of the next page.
@@ -250,7 +259,7 @@ pub(super) async fn history(
     // `Refused` has the same failures.
     let series: Vec<_> = Series::ALL
         .into_iter()
-        .filter(|it| !matches!(it, Series::Budget | Series::Origin))
+        .filter(|it| !matches!(it, Series::Budget | Series::Origin | Series::Swapped))
         .collect();
     let read = async |minutes| {
         let of = CountsOf::new(series.clone(), minutes);
@@ -293,16 +302,21 @@ pub(super) async fn refusals(
     });
     counts.truncate(shown);
     // They are of all minutes, so that the first page alone has them.
-    let mut origins = Vec::new();
+    let (mut origins, mut swapped) = (Vec::new(), Vec::new());
     if asked.until.is_empty() {
-        let of = CountsOf::new([Series::Origin], now - 7 * DAY..now + 1).limit(MOST);
-        origins = Origin::all(self::counts(&view.console, of).await?);
+        let all = async |series| {
+            let of = CountsOf::new([series], now - 7 * DAY..now + 1).limit(MOST);
+            let counts = self::counts(&view.console, of).await;
+            counts.map(Origin::all)
+        };
+        (origins, swapped) = (all(Series::Origin).await?, all(Series::Swapped).await?);
     }
     Ok(page::refusals(
         &view,
         &Refused {
             counts,
             origins,
+            swapped,
             until: asked.until.trim().to_owned(),
             older,
         },

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use tower_webhook::EventType;
 use tower_webhook::inbox::Inbox;
-use tower_webhook::telemetry::{Count, CountsOf, Series, minute_of};
+use tower_webhook::telemetry::{Count, CountsOf, Series, Silence, Silent, minute_of};
+use tower_webhook::{EventType, RouteName};
 
+use super::reading::read;
 use super::settings::Console;
 
 /// The most counts that are read: those of 800 types and outcomes in each minute.
@@ -19,9 +20,23 @@ pub(super) struct Lately {
     pub(super) types: BTreeMap<EventType, Hour>,
     /// The deliveries and the refused requests, by outcome, and whether they were refused.
     pub(super) responses: BTreeMap<(bool, String), u64>,
+    /// The requests at each route.
+    pub(super) routes: BTreeMap<RouteName, Requests>,
+    /// By the route and the secret of another that would have matched: the last minute of such a request.
+    pub(super) swapped: BTreeMap<(RouteName, String), i64>,
+    /// The event types of which no process was delivered an event for longer than expected.
+    pub(super) silent: Vec<Silent>,
     /// For how long these have been known, and whether they are those of this process alone.
     pub(super) age: Duration,
     pub(super) is_own: bool,
+}
+
+/// The requests at a route.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Requests {
+    pub(super) all: u64,
+    /// Those without a signature that matches.
+    pub(super) unmatched: u64,
 }
 
 /// What became of the events of a type.
@@ -66,6 +81,7 @@ impl Lately {
                 Series::Refused,
                 Series::Handled,
                 Series::Failed,
+                Series::Swapped,
             ],
             now - 59..now + 1,
         );
@@ -80,6 +96,7 @@ impl Lately {
             None => None,
         };
         let own_counts = own.map(|recent| recent.counts(&of)).unwrap_or_default();
+        let process = own_counts.first().map(|count| count.process);
         let mut lately = match all {
             Some(Ok((all, age))) => Self {
                 age,
@@ -90,6 +107,7 @@ impl Lately {
                 ..Self::new(own_counts, now)
             },
         };
+        lately.silent = silent(console, inbox, process).await;
         if let (None, Some(recent)) = (inbox, own) {
             // A quiet type keeps its row.
             for of in recent.minutes().into_keys() {
@@ -107,6 +125,17 @@ impl Lately {
                 let outcome = count.outcome.clone().into_owned();
                 let number = lately.responses.entry((is_refused, outcome)).or_default();
                 *number = number.saturating_add(count.number);
+                let requests = lately.routes.entry(count.route.clone()).or_default();
+                requests.all = requests.all.saturating_add(count.number);
+                if count.outcome == "invalid-signature" {
+                    requests.unmatched = requests.unmatched.saturating_add(count.number);
+                }
+            }
+            if count.series == Series::Swapped {
+                let found = (count.route, count.outcome.into_owned());
+                let last = lately.swapped.entry(found).or_insert(count.minute);
+                *last = count.minute.max(*last);
+                continue;
             }
             let Some(kind) = count.kind else { continue };
             let hour = lately.types.entry(EventType::new(count.route, kind));
@@ -125,6 +154,50 @@ impl Lately {
         }
         lately
     }
+}
+
+/// The types that are silent at this process, unless another one was delivered their events.
+async fn silent(console: &Console, inbox: Option<&Inbox>, process: Option<i64>) -> Vec<Silent> {
+    let silent = console.silence.as_ref().map(Silence::silent);
+    let mut silent = silent.unwrap_or_default();
+    let longest = silent.iter().map(|it| minutes(it.quiet_for)).max();
+    let (Some(inbox), Some(longest)) = (inbox, longest) else {
+        return silent;
+    };
+    let now = minute_of(console.now());
+    let delivered = [Series::Acknowledged, Series::Refused];
+    let of = CountsOf::new(delivered, now - longest.min(LONGEST)..now + 1);
+    let of = of.by_process().limit(MOST);
+    let Ok(counts) = read(inbox.counts(&of)).await else {
+        return silent;
+    };
+    let mut last = BTreeMap::<EventType, i64>::new();
+    // This process knows its own to the second.
+    for count in counts.into_iter().filter(|it| Some(it.process) != process) {
+        // Without a kind, it was not verified, and proves nothing.
+        if let Some(kind) = count.kind {
+            let last = last.entry(EventType::new(count.route, kind)).or_default();
+            *last = count.minute.max(*last);
+        }
+    }
+    silent.retain_mut(|it| {
+        let of = EventType::new(it.route.clone(), it.kind.clone());
+        if let Some(last) = last.get(&of) {
+            // Old counts are put together by half hours.
+            let apart = if now - last > 120 { 30 } else { 0 };
+            let since = u64::try_from(now - last - apart).unwrap_or(0);
+            it.quiet_for = it.quiet_for.min(Duration::from_secs(60 * since));
+        }
+        it.quiet_for > it.expected_within
+    });
+    silent
+}
+
+/// The longest silence that is compared with the deliveries of others, in minutes.
+const LONGEST: i64 = 7 * 24 * 60;
+
+fn minutes(time: Duration) -> i64 {
+    i64::try_from(time.as_secs() / 60).unwrap_or(i64::MAX)
 }
 
 /// Those of this process are written once a second, so its own are newer.

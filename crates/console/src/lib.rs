@@ -16,13 +16,6 @@
 #![cfg_attr(
     doc,
     doc = concat!(
-        "[picture-lanes]: data:image/webp;base64,",
-        include_str!("../pictures/lanes.b64")
-    )
-)]
-#![cfg_attr(
-    doc,
-    doc = concat!(
         "[picture-overview]: data:image/webp;base64,",
         include_str!("../pictures/overview.b64")
     )

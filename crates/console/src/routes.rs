@@ -24,7 +24,7 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 use tower_webhook::IdempotencyKey;
 use tower_webhook::inbox::{
-    BlockedLane, EventId, EventState, EventSummary, Filter, Inbox, Listed, Page, Which,
+    BlockedLane, EventId, EventSummary, Filter, Inbox, Listed, Page, Which,
 };
 use tower_webhook::store::StoreError;
 
@@ -279,9 +279,6 @@ async fn search_on(
     ))
 }
 
-/// The number of events of a lane that are counted.
-pub(super) const LANE: usize = 100;
-
 async fn event(
     Extension(view): Extension<View>,
     path: Result<Path<String>, PathRejection>,
@@ -291,23 +288,7 @@ async fn event(
     let inbox = inbox(&view.console)?;
     let record = read(inbox.get(id)).await?;
     let record = record.ok_or_else(|| gone(id))?;
-    let event = &record.summary;
-    let mut lane = page::Place::default();
-    if let Some(chat) = &event.chat {
-        // A dead letter may hold its lane.
-        if event.state.is_unsettled() || event.state == EventState::Dead {
-            let blocked = read(inbox.blocked_lanes(Some(chat), None, 1)).await?;
-            // One that does not hold the lane waits for nothing.
-            let mut blocked = blocked.into_iter();
-            lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
-        }
-        let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
-        if event.state.is_unsettled() || holds {
-            let listed = unsettled_of(inbox, chat).await?;
-            lane.is_cut = listed.next(LANE).is_some();
-            lane.unsettled = listed.events;
-        }
-    }
+    let lane = read(inbox.place_of(&record.summary)).await?;
     let done = read(inbox.actions(Which::Of(id), None, DONE)).await?;
     Ok(page::event(&view, &record, &lane, &done))
 }
@@ -320,15 +301,6 @@ pub(super) fn gone(id: EventId) -> Problem {
 
 /// The number of actions on the page of an event.
 const DONE: usize = 20;
-
-/// The first unsettled events of a chat, in the order of their lane.
-async fn unsettled_of(inbox: &Inbox, chat: &str) -> Result<Listed, StoreError> {
-    let all = EventState::ALL.into_iter();
-    let unsettled = all.filter(|state| state.is_unsettled());
-    let filter = Filter::default().states(unsettled).chat(chat);
-    let page = Page::oldest(LANE).within(SEARCH);
-    read(inbox.list(&filter, page)).await
-}
 
 async fn chat(
     Extension(view): Extension<View>,
@@ -460,7 +432,9 @@ mod tests {
 
     use super::*;
     use tower_webhook::inbox::internal::{BulkStep, ChangeEvents, ListEvents, NewBulk};
-    use tower_webhook::inbox::{Action, ActionKind, By, Change, EventRecord, Queue, Scope};
+    use tower_webhook::inbox::{
+        Action, ActionKind, By, Change, EventRecord, EventState, Queue, Scope,
+    };
     use tower_webhook::memory::MemoryQueue;
 
     /// A search for the newest events stops early, and records panic. A pause waits for a permit, and so does a step of a

@@ -14,7 +14,7 @@ use tower_webhook::Receiver;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
-use tower_webhook::signature::Signature;
+use tower_webhook::signature::{Neighbours, Signature};
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::spool::Spool;
 #[cfg(feature = "sqlite")]
@@ -24,6 +24,7 @@ use tower_webhook::telemetry::Recent;
 use tower_webhook::{ConfigError, EventRouter, Running, Webhooks};
 #[cfg(feature = "console")]
 use tower_webhook_console::Console;
+use tracing::subscriber::{NoSubscriber, with_default};
 
 use crate::args::Options;
 use crate::event::{Action, Events};
@@ -47,6 +48,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) args: &'a Options,
     pub(crate) output: &'a Arc<Output>,
     pub(crate) telemetry: Telemetry,
+    /// All routes, whatever database they have.
+    pub(crate) neighbours: Neighbours,
 }
 
 /// A receiver before it is served.
@@ -95,7 +98,7 @@ fn events(setup: &Setup<'_>, route: &Route) -> Arc<Events> {
     };
     let is_one_of_several = setup.args.listening.config.is_some();
     let name = is_one_of_several.then(|| route.path.clone());
-    let output = Arc::clone(setup.output);
+    let output = (Arc::clone(setup.output), setup.args.handling.quiet);
     let sender = route.sender.clone();
     Arc::new(Events::new(action, limits, output, name, sender))
 }
@@ -178,6 +181,7 @@ where
     }
     for route in routes {
         let (service, running) = webhooks(setup.args, &route)
+            .neighbours(&setup.neighbours)
             .store(store.clone())
             .observer((setup.telemetry.observer(), recent.clone()))
             .in_flight_wait(in_flight_wait(setup.args))
@@ -319,7 +323,7 @@ fn with_queue(
     // The first route sets it for all.
     let mut observer = Some((setup.telemetry.observer(), recent));
     for route in routes {
-        let mut webhooks = webhooks(args, &route);
+        let mut webhooks = webhooks(args, &route).neighbours(&setup.neighbours);
         if let Some(observer) = observer.take() {
             webhooks = webhooks.observer(observer);
         }
@@ -348,10 +352,10 @@ fn in_flight_wait(args: &Options) -> Duration {
 /// Whether the settings of a route can be used.
 pub(crate) fn check(args: &Options, route: &Route) -> Result<(), ConfigError> {
     let webhooks = webhooks(args, route).store(MokaStore::new());
-    webhooks
-        .in_flight_wait(in_flight_wait(args))
-        .into_layers()
-        .map(drop)
+    let webhooks = webhooks.in_flight_wait(in_flight_wait(args));
+    // The layers that are used warn themselves, and an inbox is no such store.
+    let layers = with_default(NoSubscriber::default(), || webhooks.into_layers());
+    layers.map(drop)
 }
 
 /// The settings for a store and for an inbox.

@@ -222,6 +222,10 @@ pub(crate) struct Handling {
     #[arg(long, value_name = "URL", value_parser = forward::url, conflicts_with = "exec")]
     pub(crate) forward: Option<Uri>,
 
+    /// Print no line, which has the payload, for an event that a command or a server has handled
+    #[arg(long)]
+    pub(crate) quiet: bool,
+
     /// How many commands or requests run at a time; by default four for each CPU
     ///
     /// While an event waits for its turn, its time limit runs. With --inbox, events wait in the inbox instead, and the

@@ -47,6 +47,8 @@ pub(crate) struct Events {
     limits: Limits,
     permits: Semaphore,
     output: Arc<Output>,
+    /// Whether no line is printed of what the command or the server has handled.
+    is_quiet: bool,
     /// The path of the route, if the receiver has several.
     route: Option<String>,
     sender: Sender,
@@ -56,7 +58,7 @@ impl Events {
     pub(crate) fn new(
         action: Action,
         limits: Limits,
-        output: Arc<Output>,
+        (output, is_quiet): (Arc<Output>, bool),
         route: Option<String>,
         sender: Sender,
     ) -> Self {
@@ -65,6 +67,7 @@ impl Events {
             limits,
             permits: Semaphore::new(limits.concurrency),
             output,
+            is_quiet,
             route,
             sender,
         }
@@ -80,7 +83,9 @@ impl Events {
         let is_stored = delivery.accepted_at().is_some();
         match self.act(&delivery, &line, last.is_some()).await? {
             Ok(()) => {
-                self.output.record(line);
+                if !self.is_quiet {
+                    self.output.record(line);
+                }
                 Ok(())
             }
             Err(Failure::Discard(reason)) => Err(HandlerError::discard(reason)),

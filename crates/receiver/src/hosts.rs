@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use futures_util::future::join_all;
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection};
 use tokio::time::{Duration, Instant, sleep, timeout};
@@ -45,7 +45,7 @@ impl Hosts {
         &self.0[0]
     }
 
-    /// The first server that takes writes. A single one is not asked: the store does that.
+    /// The server that takes writes. A single one is not asked: the store does that.
     pub(crate) async fn primary(&self) -> anyhow::Result<usize> {
         if self.0.len() == 1 {
             PgConnection::connect_with(self.common())
@@ -58,8 +58,12 @@ impl Hosts {
             let writes = async { takes_writes(&mut host.connect().await?).await };
             timeout(ASKING, writes)
         });
+        let asked = asked.enumerate();
+        let mut answers: FuturesUnordered<_> =
+            asked.map(async |(at, answer)| (at, answer.await)).collect();
         let mut reasons = Vec::new();
-        for (at, answer) in join_all(asked).await.into_iter().enumerate() {
+        // The first that takes writes: another one may not answer at all.
+        while let Some((at, answer)) = answers.next().await {
             let host = address(&self.0[at]);
             let error = match answer {
                 Ok(Ok(true)) => return Ok(at),

@@ -20,7 +20,7 @@ pub(crate) fn unknown(kind: &EventKind, others: BTreeSet<EventKind>) -> Option<S
         .filter(|(distance, _)| *distance <= TYPING_ERRORS);
     let meant = meant.map(|(_, known)| format!(": did you mean `{known}`?"));
     Some(format!(
-        "the platform has no kind `{kind}`{}",
+        "the platform has no event type `{kind}`{}",
         meant.unwrap_or_default()
     ))
 }

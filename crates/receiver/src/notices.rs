@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 use tokio::time::sleep;
@@ -24,6 +26,10 @@ const MOST: usize = 100;
 /// The interval at which alarms are looked for.
 const LOOK: Duration = Duration::from_secs(5);
 
+/// The interval at which events are looked for that wait for long, which costs the database more.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+const LOOK_AT_EVENTS: Duration = Duration::from_secs(60);
+
 /// What was seen and is not told yet.
 #[derive(Default)]
 pub(crate) struct Notices {
@@ -32,11 +38,16 @@ pub(crate) struct Notices {
     slowed: Mutex<BTreeSet<EventType>>,
     #[cfg(any(feature = "postgres", feature = "sqlite"))]
     inboxes: Mutex<Vec<Inbox>>,
+    /// The types of which an event waits for long, and the seconds of the oldest.
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    waiting: Mutex<BTreeMap<EventType, u64>>,
     #[cfg(all(feature = "postgres", feature = "sqlite"))]
     spool: std::sync::OnceLock<Spooled>,
 }
 
 /// As in the alerts for Prometheus.
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+const OLDEST_WAITING: Duration = Duration::from_secs(4 * 60);
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 const SPOOL_FULL_IN: Duration = Duration::from_secs(40 * 60);
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
@@ -69,6 +80,8 @@ impl Notices {
         }
         if let Some(command) = args.monitoring.on_alarm.clone() {
             let (budget, silence) = (budget.clone(), silence.clone());
+            #[cfg(any(feature = "postgres", feature = "sqlite"))]
+            tokio::spawn(Arc::clone(&this).look_at_events());
             let this = Arc::clone(&this);
             tokio::spawn(this.tell_of_alarms(Exec::new(command), pace, budget, silence));
         }
@@ -122,6 +135,27 @@ impl Notices {
         }
     }
 
+    #[cfg(any(feature = "postgres", feature = "sqlite"))]
+    async fn look_at_events(self: Arc<Self>) {
+        loop {
+            sleep(LOOK_AT_EVENTS).await;
+            let inboxes = lock(&self.inboxes).clone();
+            let stats = join_all(inboxes.iter().map(Inbox::stats)).await;
+            // While a database is away, what was seen last counts.
+            let Ok(stats) = stats.into_iter().collect::<Result<Vec<_>, _>>() else {
+                continue;
+            };
+            let mut waiting = BTreeMap::new();
+            for stats in &stats {
+                for kind in stats.kinds.iter().filter(|kind| !kind.is_paused) {
+                    let age = stats.age(kind).filter(|age| *age >= OLDEST_WAITING);
+                    waiting.extend(age.map(|age| (kind.event_type(), age.as_secs())));
+                }
+            }
+            *lock(&self.waiting) = waiting;
+        }
+    }
+
     /// The alarms of now.
     fn alarms(&self, budget: &FailureBudget, silence: &Silence) -> BTreeMap<Name, Value> {
         let mut alarms = BTreeMap::new();
@@ -148,6 +182,14 @@ impl Notices {
         for of in &*lock(&self.slowed) {
             let name = ("slowed", Some(of.route.clone()), Some(of.kind.clone()));
             add(name, json!({ "severity": "critical" }));
+        }
+        #[cfg(any(feature = "postgres", feature = "sqlite"))]
+        for (of, oldest) in &*lock(&self.waiting) {
+            let name = ("waiting", Some(of.route.clone()), Some(of.kind.clone()));
+            add(
+                name,
+                json!({ "severity": "warning", "oldest_seconds": oldest }),
+            );
         }
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         if !lock(&self.inboxes).iter().all(Inbox::can_claim) {

@@ -165,7 +165,7 @@ fn sqlite_at(text: &str) -> Result<Place, String> {
         }
     }
     match path {
-        "" => Err("the store needs a file, such as `sqlite:webhooks.db`".to_owned()),
+        "" => Err("the database needs a file, such as `sqlite:webhooks.db`".to_owned()),
         ":memory:" => Err("the in-memory store is called `memory`".to_owned()),
         _ => Ok(Place::Sqlite(path.into())),
     }
@@ -185,11 +185,11 @@ fn addresses(url: &str) -> Result<Vec<String>, String> {
         Ok(client) => Ok(client.get_connection_info().addr().to_string()),
         // The crate has no kind for this error, only its text.
         Err(error) if error.to_string().contains("TLS") => Err(rebuilt(
-            "TLS to a store",
+            "TLS to a database",
             "redis,redis/tokio-rustls-comp,rustls/ring",
         )),
         Err(error) => Err(format!(
-            "the store's URL is invalid: {error}; use one such as \
+            "the database's URL is invalid: {error}; use one such as \
              `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
         )),
     };
@@ -203,7 +203,7 @@ fn postgres_at(text: &str) -> Result<Place, String> {
     match hosts.collect() {
         Ok(hosts) => Ok(Place::Postgres(Hosts(hosts))),
         Err(error) => Err(format!(
-            "the store's URL is invalid: {error}; use one such as \
+            "the database's URL is invalid: {error}; use one such as \
              `postgres://USER@HOST/DATABASE`, and percent-encode special characters in a password"
         )),
     }
@@ -211,17 +211,17 @@ fn postgres_at(text: &str) -> Result<Place, String> {
 
 #[cfg(not(feature = "sqlite"))]
 fn sqlite_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "sqlite"))
+    Err(rebuilt("that database", "sqlite"))
 }
 
 #[cfg(not(feature = "redis"))]
 fn redis_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "redis"))
+    Err(rebuilt("that database", "redis"))
 }
 
 #[cfg(not(feature = "postgres"))]
 fn postgres_at(_: &str) -> Result<Place, String> {
-    Err(rebuilt("that store", "postgres"))
+    Err(rebuilt("that database", "postgres"))
 }
 
 #[cfg(test)]

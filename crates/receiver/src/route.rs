@@ -64,6 +64,14 @@ pub(crate) fn routes(args: &Options) -> Vec<Route> {
         }
     };
     check_types(args, &routes);
+    let mut routes_that_print = routes.iter().filter(|it| it.action() == "print");
+    if let Some(route) = routes_that_print.next().filter(|_| args.handling.quiet) {
+        misused(format!(
+            "`--quiet` is for events that a command (`--exec`) or a server (`--forward`) handles, and those of `{}` are handled \
+             by being printed",
+            route.path
+        ));
+    }
     routes
 }
 

@@ -14,6 +14,7 @@ use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal as OsSignal;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
+use tower_webhook::signature::Neighbours;
 
 use crate::activity;
 use crate::app::{self, Built, Setup};
@@ -57,6 +58,7 @@ pub(crate) async fn run(
         args,
         output: &output,
         telemetry: Telemetry::start(args, otlp).await?,
+        neighbours: Neighbours::default(),
     };
     let Built {
         app,

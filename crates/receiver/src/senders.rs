@@ -24,7 +24,7 @@ pub(crate) struct Options {
 enum Command {
     /// Print the description of a sender, as the start of one of your own
     Show {
-        /// One of the names that `receiver senders` lists
+        /// One of the names that `receiver senders` lists, or a file such as ./acme.toml, which is checked
         name: String,
     },
     /// Judge a captured request, and say step by step what is right and what is not
@@ -102,7 +102,13 @@ impl Which {
             (Some(name), Some(_)) => {
                 anyhow::bail!("`{name}` has no brand: only the chat platform has one")
             }
-            (Some(file), None) if self.is_file() => self.described(Path::new(file))?,
+            (Some(file), None) if self.is_file() => {
+                anyhow::ensure!(
+                    self.sender_url.is_none(),
+                    "`{file}` has the field `url` in place of --sender-url"
+                );
+                described(Path::new(file))?.0
+            }
             (Some(name), None) => Sender::named(name, self.sender_url.as_deref())?,
             (None, Some(brand)) => platform.branded(brand)?,
             (None, None) => platform,
@@ -140,17 +146,6 @@ impl Which {
         named.filter(|name| *name != Sender::chat_platform().name())
     }
 
-    fn described(&self, file: &Path) -> anyhow::Result<Sender> {
-        let name = file.display();
-        let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
-        anyhow::ensure!(
-            self.sender_url.is_none(),
-            "`{name}` has the field `url` in place of --sender-url"
-        );
-        let described = config::parse(file, &text).map_err(anyhow::Error::msg);
-        described.with_context(|| format!("`{name}` describes no sender"))
-    }
-
     /// The options as they are passed to another command.
     pub(crate) fn options(&self) -> String {
         let token_file = self.sender_token_file.as_ref();
@@ -168,6 +163,15 @@ impl Which {
             .map(|(name, value)| format!(" --{name} {value}"))
             .collect()
     }
+}
+
+/// The sender that a file describes, and its text.
+fn described(file: &Path) -> anyhow::Result<(Sender, String)> {
+    let name = file.display();
+    let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
+    let described = config::parse(file, &text).map_err(anyhow::Error::msg);
+    let sender = described.with_context(|| format!("`{name}` describes no sender"))?;
+    Ok((sender, text))
 }
 
 pub(crate) fn first_line(file: &Path) -> anyhow::Result<String> {
@@ -191,6 +195,11 @@ pub(crate) fn run(options: Options) -> anyhow::Result<ExitCode> {
 }
 
 fn show(name: &str) -> anyhow::Result<ExitCode> {
+    if name.contains('/') {
+        let (_, text) = described(Path::new(name))?;
+        writeln!(io::stdout(), "{}", text.trim_end())?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let Some(profile) = Sender::profile(name) else {
         misused(format!(
             "there is no profile `{name}`: use one of {}",

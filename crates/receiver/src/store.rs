@@ -138,12 +138,12 @@ async fn open_postgres<T>(
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
             rebuilt(
-                "TLS to a store",
+                "TLS to a database",
                 "postgres,sqlx/tls-rustls-ring-native-roots",
             )
         } else {
             format!(
-                "the store at {hosts} cannot be used: check that the server is running, that the \
+                "the database at {hosts} cannot be used: check that the server is running, that the \
                  user, password and database exist, and that the user may create tables"
             )
         };

@@ -57,7 +57,7 @@ pub(crate) fn unknown(name: &str, example: &str) -> String {
         false => "a parameter".to_owned(),
     };
     format!(
-        "{name} behind the `?` of the store's URL is nothing that the receiver can do: remove it, as in `{example}`"
+        "{name} behind the `?` of the database's URL is nothing that the receiver can do: remove it, as in `{example}`"
     )
 }
 
@@ -75,14 +75,14 @@ impl<'a> Parts<'a> {
     fn of(url: &'a str, example: &str) -> Result<Self, String> {
         let Some((_, rest)) = url.split_once("://") else {
             return Err(format!(
-                "the store's URL lacks `//`: use one such as `{example}`"
+                "the database's URL lacks `//`: use one such as `{example}`"
             ));
         };
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, rest) = rest.split_at(end);
         if rest.contains('#') || rest.contains('@') && !authority.contains('@') {
             return Err(format!(
-                "the store's URL has a `/`, `?` or `#` in its password, where these have a meaning: percent-encode them \
+                "the database's URL has a `/`, `?` or `#` in its password, where these have a meaning: percent-encode them \
                  (`%2F`, `%3F`, `%23`), as in `{example}`"
             ));
         }
@@ -122,7 +122,7 @@ pub(crate) fn postgres(url: &str) -> Result<Vec<String>, String> {
             Some((_, values)) if values.is_empty() || values.contains(&value) => {}
             Some((name, values)) => {
                 return Err(format!(
-                    "the receiver can do `{name}` of the store's URL only as `{}`: remove it, or set it so",
+                    "the receiver can do `{name}` of the database's URL only as `{}`: remove it, or set it so",
                     values.join("` or `")
                 ));
             }
@@ -140,12 +140,12 @@ pub(crate) fn postgres(url: &str) -> Result<Vec<String>, String> {
     let is_odd = |number: usize| number != all && number != 1;
     if let Some((name, values)) = lists.iter().find(|(_, values)| is_odd(values.len())) {
         return Err(format!(
-            "the store's URL has {all} hosts, and {} values of `{name}`: give as many, or one for all",
+            "the database's URL has {all} hosts, and {} values of `{name}`: give as many, or one for all",
             values.len()
         ));
     }
     if is_odd(in_front.len()) || in_front.len() > 1 && in_front.contains(&"") {
-        return Err("one of the hosts of the store's URL is empty".to_owned());
+        return Err("one of the hosts of the database's URL is empty".to_owned());
     }
     let url = |at: usize| {
         let host = in_front.get(at).unwrap_or(&in_front[0]);
@@ -198,7 +198,7 @@ pub(crate) fn each_redis(url: &str) -> Result<Vec<String>, String> {
             .unwrap_or((path.trim_matches('/'), ""));
         if name.is_empty() {
             return Err(format!(
-                "the store's URL lacks the name that the sentinels have for the primary: write it behind them, as in `{EXAMPLE}`"
+                "the database's URL lacks the name that the sentinels have for the primary: write it behind them, as in `{EXAMPLE}`"
             ));
         }
         path = database;
@@ -223,7 +223,7 @@ pub(crate) fn of_keywords(text: &str) -> Option<Result<String, String>> {
     while !rest.is_empty() {
         let Some((name, behind)) = rest.split_once('=') else {
             return Some(Err(
-                "a keyword of the store's connection string has no value: write `host=HOST dbname=DATABASE user=USER`"
+                "a keyword of the database's connection string has no value: write `host=HOST dbname=DATABASE user=USER`"
                     .to_owned(),
             ));
         };

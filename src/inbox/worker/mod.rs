@@ -240,7 +240,7 @@ impl WorkerHandle {
         };
         let written = self.pool.shared.write_counts(&self.pool.kept);
         if !matches!(timeout(FLUSH, written).await, Ok(Ok(_))) {
-            tracing::warn!("the counts of the last second could not be kept in the queue");
+            tracing::warn!("the counts of the last second could not be kept in the database");
         }
         self.end();
         DrainTimeout::check(left, self.pool.panics.load(Ordering::Relaxed))

@@ -55,7 +55,7 @@ pub(super) async fn produce(pool: Arc<Pool>) {
                 if pause.is_zero() {
                     tracing::error!(
                         reason = Chain(&error).to_string(),
-                        "the worker cannot take events from the queue; this is retried until it succeeds"
+                        "the worker cannot take events from the inbox; this is retried until it succeeds"
                     );
                 }
                 pause = (2 * pause).clamp(Duration::from_millis(100), LONGEST_PAUSE);

@@ -13,7 +13,7 @@ pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
     let (kind, advice) = match code(&error).as_deref() {
         Some("42P01" | "3F000" | "42703" | "42883") => (
             ErrorKind::Unavailable,
-            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate`, or that of the queue, at start"),
+            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate` or `PostgresQueue::migrate` at start"),
         ),
         Some("42501") => (
             ErrorKind::Denied,

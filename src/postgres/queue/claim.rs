@@ -152,7 +152,7 @@ impl Claim {
             Err(error) => {
                 tracing::warn!(
                     reason = Chain(&error).to_string(),
-                    "the queue could not look for events that became due late; it looks again in half a minute"
+                    "the inbox could not look for events that became due late; it looks again in half a minute"
                 );
                 self.0.floors.look_failed(of);
             }

@@ -128,7 +128,7 @@ impl Database {
 
     /// Makes an event a dead letter that cannot be read. One for which that fails comes again.
     pub(super) async fn bury(&self, lease: EventLease) {
-        let failure = Failure::new("unreadable", "the event cannot be read from the queue");
+        let failure = Failure::new("unreadable", "the event cannot be read from the inbox");
         let end = End {
             lease,
             settlement: Settlement::Dead {

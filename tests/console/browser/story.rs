@@ -103,7 +103,6 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.follow(".site a:nth-child(3)").await;
         page.until_text("#lanes", |lanes| lanes.matches("event ").count() >= 10)
             .await;
-        page.picture("lanes").await;
 
         // Repaired: one event first, while the others wait for their delays. Then the dead letters.
         fs::write(&crm, "").unwrap();

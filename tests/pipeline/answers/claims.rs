@@ -20,7 +20,7 @@ async fn unavailable_store_returns_503_and_nothing_runs() {
 
     store.fail([Operation::Claim]);
     let answered = send(&service, delivery(BODY).key("a")).await;
-    answered.assert_problem(503, "store-unavailable");
+    answered.assert_problem(503, "database-unavailable");
     assert_eq!(answered.header("retry-after"), Some("600"));
     assert_eq!(crm.runs(), 0);
     // It is not asked where there is no key.

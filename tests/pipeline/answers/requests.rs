@@ -149,7 +149,7 @@ const FAULTS: &[Fault] = &[
         case.require_key = true;
     } },
     // The first of each following stage, to see that it comes after all of these.
-    Fault { status: 503, name: "store-unavailable", part: "store", apply: |case| case.store.fail([Operation::Claim]) },
+    Fault { status: 503, name: "database-unavailable", part: "store", apply: |case| case.store.fail([Operation::Claim]) },
     Fault { status: 500, name: "failed", part: "handler", apply: |case| case.crm = Crm::new([Step::Fail]) },
 ];
 

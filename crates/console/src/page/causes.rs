@@ -1,19 +1,21 @@
 //! What is wrong: one sentence with its colour, and the other causes below it, worst first.
 
 use std::cmp::Reverse;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use maud::{Markup, html};
 use tower_webhook::RouteName;
 use tower_webhook::inbox::{HandlerNote, Inbox, KindStats, Scope, Stats};
 use tower_webhook::store::StoreError;
-use tower_webhook::telemetry::{Chain, Problem, Silent, Spent};
+use tower_webhook::telemetry::{Chain, Problem};
 
+use super::super::lately::Lately;
 use super::kinds::is_short;
 use super::overview::Observed;
 use super::parts::next_attempt;
-use super::text::{clip, count, long, minute, name, scope};
+use super::text::{clip, count, long, name, scope};
 use super::view::View;
+use super::webhooks::{budget, silent, swapped, unmatched, unverified};
 
 /// The number of dead letters from which on they are critical.
 const MANY_DEAD: u64 = 100;
@@ -25,7 +27,7 @@ const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
 const NAMED: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(super) enum Level {
     Warning,
     Critical,
 }
@@ -55,7 +57,7 @@ pub(super) struct Cause {
 }
 
 impl Cause {
-    fn new(level: Level, text: Markup) -> Self {
+    pub(super) fn new(level: Level, text: Markup) -> Self {
         Self {
             level,
             text,
@@ -63,7 +65,7 @@ impl Cause {
         }
     }
 
-    fn link(mut self, url: String, text: &'static str) -> Self {
+    pub(super) fn link(mut self, url: String, text: &'static str) -> Self {
         self.link = Some((url, text));
         self
     }
@@ -86,6 +88,7 @@ pub(super) fn causes(
     stats: Option<&Stats>,
     error: Option<&StoreError>,
     observed: &Observed,
+    lately: &Lately,
 ) -> Vec<Cause> {
     let of_queue = error.map(|error| {
         let error = match view.console.hides_payloads {
@@ -94,7 +97,7 @@ pub(super) fn causes(
         };
         Cause::new(
             Level::Critical,
-            html! { "The database cannot be read: " (clip(&error, 300)) "." },
+            html! { "The database cannot be read: " (clip(&error, 300)) ". When it is repaired, receivers reconnect by themselves." },
         )
     });
     let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
@@ -108,13 +111,15 @@ pub(super) fn causes(
         cannot_claim(view),
         unavailable(view),
         budget(observed),
+        swapped(view, lately),
         slowed(view, stats, observed),
-        silent(&observed.silent),
+        silent(&observed.silent, lately),
         of_stats(away),
         of_stats(nobodys),
         of_stats(waiting),
         of_stats(dead),
         unverified(view, observed),
+        unmatched(view, observed, lately),
         of_stats(blocked),
         retried(view, stats, observed),
         of_stats(paused),
@@ -169,7 +174,7 @@ fn spooled(view: &View) -> Option<Cause> {
 fn cannot_claim(view: &View) -> Option<Cause> {
     let can_claim = view.console.inbox.as_ref()?.can_claim();
     let text = html! {
-        "The worker of this process cannot take events from the database: it handles none that wait or have failed. "
+        "The worker of this process cannot take events from the inbox: it handles none that wait or have failed. "
         "The log has the reason."
     };
     (!can_claim).then(|| Cause::new(Level::Critical, text))
@@ -181,17 +186,17 @@ const RECENTLY: Duration = Duration::from_secs(60);
 /// Deliveries that were refused because the store or the queue failed.
 fn unavailable(view: &View) -> Option<Cause> {
     let problems = view.console.recent.as_ref()?.problems();
-    let refused = |it: &&Problem| it.outcome == "store-unavailable" && !it.is_from_inbox;
+    let refused = |it: &&Problem| it.outcome == "database-unavailable" && !it.is_from_inbox;
     let problem = problems.iter().find(refused)?;
     let age = problem.at.elapsed().unwrap_or_default();
     let text = html! {
-        "Deliveries are refused, as the database does not work; the last one " (long(age)) " ago. The newest problems have the reason."
+        "Deliveries to this process are refused, as the database does not work; the last one " (long(age)) " ago. The newest problems have the reason."
     };
     (age < RECENTLY).then(|| Cause::new(Level::Critical, text))
 }
 
 /// The first names, and how many there are beside them.
-fn names(all: impl IntoIterator<Item = String>) -> Markup {
+pub(super) fn names(all: impl IntoIterator<Item = String>) -> Markup {
     let all: Vec<_> = all.into_iter().collect();
     let (named, others) = all.split_at(all.len().min(NAMED));
     html! {
@@ -205,82 +210,6 @@ fn names(all: impl IntoIterator<Item = String>) -> Markup {
 
 fn name_of(stats: &KindStats) -> String {
     name(&stats.route, &stats.kind)
-}
-
-/// The webhook that is closest to being disabled.
-fn budget(observed: &Observed) -> Option<Cause> {
-    let spent = observed.spent.iter();
-    let mut spent: Vec<_> = spent
-        .filter_map(|spent| Some((spent, name(&spent.route, spent.kind.as_ref()?))))
-        .filter(|(spent, _)| spent.share() >= 0.2)
-        .collect();
-    spent.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
-    let ((worst, name), others) = spent.split_first()?;
-    // At 20 % and 50 %, where `FailureBudget` logs at `WARN` and at `ERROR`.
-    let level = match worst.share() >= 0.5 || worst.disabled_in.is_some() {
-        true => Level::Critical,
-        false => Level::Warning,
-    };
-    let text = html! {
-        b { (name) } ": " (worst.failures)
-        @if let Some(limit) = worst.limit { " of " (limit) }
-        " failures in an hour. "
-        (forecast(worst))
-        @if !others.is_empty() { " Also " (names(others.iter().map(|(_, name)| name.clone()))) "." }
-    };
-    Some(Cause::new(level, text))
-}
-
-fn forecast(spent: &Spent) -> Markup {
-    html! {
-        @match spent.disabled_in {
-            Some(left) if left.is_zero() => "The sender has probably disabled the webhook: enable it there when the cause is fixed.",
-            Some(left) => {
-                "It is not disabled yet. If deliveries go on failing like this, the sender disables the webhook in " (long(left))
-                @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
-                "."
-            },
-            None => "Failures have stopped, or are too slow to reach the limit.",
-        }
-    }
-}
-
-fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
-    let spent = observed.spent.iter().filter(|spent| spent.kind.is_none());
-    let mut spent: Vec<_> = spent.filter(|spent| spent.share() >= 0.2).collect();
-    spent.sort_by(|a, b| b.share().total_cmp(&a.share()));
-    let (spent, others) = spent.split_first()?;
-    let level = match spent.share() >= 0.5 {
-        true => Level::Critical,
-        false => Level::Warning,
-    };
-    let text = html! {
-        (count(spent.failures.into())) " requests"
-        @if spent.route != RouteName::default() { " to " b { (spent.route) } }
-        " were not verified in the last hour"
-        @if let Some((reason, number)) = spent.reasons.first() {
-            ", "
-            @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
-            " " (reason)
-        }
-        ". If the sender sent them, they count as failures of its webhooks"
-        @if let Some(limit) = spent.limit { " (after " (limit) " in an hour, it disables one)" }
-        ", and they are lost unless it sends them again: "
-        "compare the secret of the webhook at the sender with the receiver's."
-        @if !others.is_empty() { " Also at " (names(others.iter().map(|it| it.route.to_string()))) "." }
-    };
-    Some(Cause::new(level, text).link(view.url("/refusals"), "Refusals"))
-}
-
-fn silent(silent: &[Silent]) -> Option<Cause> {
-    let (first, others) = silent.split_first()?;
-    let text = html! {
-        "No " b { (name(&first.route, &first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
-        (long(first.expected_within)) ". "
-        @if !others.is_empty() { "Also " (names(others.iter().map(|it| name(&it.route, &it.kind)))) ". " }
-        "Check at the sender that the webhook is active."
-    };
-    Some(Cause::new(Level::Critical, text))
 }
 
 /// Events that have failed, block no lane and are of no type that is slowed down: nothing else tells of them.
@@ -313,8 +242,8 @@ fn slowed(view: &View, stats: Option<&Stats>, observed: &Observed) -> Option<Cau
         .map(|it| it.waiting + it.in_progress + it.retrying)
         .sum();
     let text = html! {
-        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: attempts of such a type are slowed down until one
-        succeeds, and the next begins " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        "Events of " (names(observed.slowed.keys().map(|it| name(&it.route, &it.kind)))) " fail, and none succeeds: this process slows down their attempts "
+        "until one succeeds, and begins the next " (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
         @if view.can_change() { b { "Redrive" } " tries one at once; when it succeeds, attempts are not slowed down any more." }
     };
     let cause = Cause::new(Level::Critical, text);
@@ -448,12 +377,23 @@ fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
     let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
     let text = match lanes {
         0 => return None,
-        1 => html! { "1 chat is blocked by an event that has failed: later ones wait for it." },
+        1 => {
+            html! { "1 chat is blocked by an event that has failed: later ones wait for it" (until_repaired(view)) }
+        }
         _ => {
-            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them." }
+            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them" (until_repaired(view)) }
         }
     };
     Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
+}
+
+/// What a person can do about events that fail.
+fn until_repaired(view: &View) -> Markup {
+    html! {
+        ". When what they fail for is repaired, they succeed by themselves"
+        @if view.can_change() { ", at once after " b { "Redrive" } }
+        "."
+    }
 }
 
 fn paused(_: &View, stats: &Stats) -> Option<Cause> {

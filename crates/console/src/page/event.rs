@@ -2,7 +2,8 @@
 
 use maud::{Markup, html};
 use tower_webhook::inbox::{
-    Action, ActionKind, BlockedLane, EventId, EventRecord, EventState, EventSummary, Scope, escaped,
+    Action, ActionKind, BlockedLane, EventId, EventRecord, EventState, EventSummary, Place, Scope,
+    escaped,
 };
 use tower_webhook::{EventType, Item};
 
@@ -13,37 +14,6 @@ use super::parts::{chat_of_any_length, next_attempt, reason, reason_field, redri
 use super::payload::{MOST, indented, payload};
 use super::text::{ago, clip, full_time, name, scope, short};
 use super::view::View;
-
-/// What is known of the lane of an event.
-#[derive(Default)]
-pub(in super::super) struct Place {
-    /// The first unsettled events of its chat, if the event is unsettled.
-    pub(in super::super) unsettled: Vec<EventSummary>,
-    /// Whether there may be more of them.
-    pub(in super::super) is_cut: bool,
-    /// The event for which the lane waits.
-    pub(in super::super) blocked: Option<BlockedLane>,
-}
-
-impl Place {
-    /// The event for which another one waits.
-    fn ahead(&self, event: &EventSummary) -> Option<&EventSummary> {
-        let blocked = self.blocked.as_ref().map(|blocked| &blocked.event);
-        let is_in_line = |it: &&EventSummary| it.id == event.id || is_in_line(it);
-        let first = match (blocked, event.state) {
-            _ if event.is_redriven || !event.state.is_unsettled() => None,
-            (Some(blocked), _) => Some(blocked),
-            (None, EventState::Waiting) => self.unsettled.iter().find(is_in_line),
-            (None, _) => None,
-        };
-        first.filter(|first| first.id < event.id)
-    }
-}
-
-/// A line has the order of the numbers. Others that are retried or redriven stand in none.
-fn is_in_line(event: &EventSummary) -> bool {
-    !event.is_redriven && event.state != EventState::Retrying
-}
 
 pub(in super::super) fn event(
     view: &View,
@@ -164,27 +134,14 @@ fn waits(view: &View, event: &EventSummary, ahead: Option<&EventSummary>) -> Mar
             (scope(&pause.of)) "."
         } @else if let Some(ahead) = ahead {
             "It waits for " a href=(view.url(format_args!("/events/{}", ahead.id))) { "event " (ahead.id) }
-            " of the same chat, which " (why(ahead)) ". To redrive this event would change nothing before."
+            " of the same chat, which " (ahead.why_unsettled()) ". To redrive this event would change nothing before."
         } @else if let Some(next) = slowed {
-            "Attempts of its type are slowed down, as its events fail, and none succeeds. The next one begins "
+            "Attempts of its type are slowed down by this process, as its events fail, and none succeeds. The next one begins "
             (next_attempt(next))
             @if view.can_change() { "; after " b { "Redrive" } ", it is that of this event" }
             "."
         } @else if event.state == EventState::InProgress {
             "An attempt is in progress."
-        }
-    }
-}
-
-/// Why an event is not done, after "which".
-fn why(event: &EventSummary) -> Markup {
-    html! {
-        @match (event.state, event.due_at) {
-            (EventState::Dead, _) => "is a dead letter that holds the chat: redrive or discard it",
-            (EventState::InProgress, _) => "is handled now",
-            (EventState::Retrying, Some(due)) => { "has failed, and is tried again " (next_attempt(due)) },
-            (EventState::Retrying, None) => "has failed, and is tried again as soon as a worker is free",
-            _ => "is first",
         }
     }
 }
@@ -307,13 +264,12 @@ fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
     let is_cut = place.is_cut;
     // Others stand in no line: nothing waits for them.
     let stands =
-        |it: &&EventSummary| it.id == event.id || place.blocked.is_some() || is_in_line(it);
+        |it: &&EventSummary| it.id == event.id || place.blocked.is_some() || it.is_in_line();
     let lane: Vec<_> = place.unsettled.iter().filter(stands).collect();
     let before = lane.iter().take_while(|it| it.id != event.id).count();
-    let blocked = place.blocked.as_ref();
-    let holds = blocked.is_some_and(|blocked| blocked.event.id == event.id);
-    let behind = lane.iter().filter(|it| it.id > event.id && is_in_line(it));
-    let behind: Vec<_> = behind.filter(|_| holds || is_in_line(event)).collect();
+    let holds = place.is_held_by(event.id);
+    let behind = lane.iter().filter(|it| it.id > event.id && it.is_in_line());
+    let behind: Vec<_> = behind.filter(|_| holds || event.is_in_line()).collect();
     let link =
         |id: EventId| html! { a href=(view.url(format_args!("/events/{id}"))) { "event " (id) } };
     let first = lane.first().filter(|first| first.id != event.id);
@@ -417,7 +373,7 @@ fn blocks(view: &View, blocked: &[BlockedLane]) -> Markup {
                         "Blocked by " a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
                         " for " (ago(lane.since))
                     }
-                    " (" (name(&event.route, &event.kind)) ", since " (full_time(lane.since)) "), which " (why(event)) ". "
+                    " (" (name(&event.route, &event.kind)) ", since " (full_time(lane.since)) "), which " (event.why_unsettled()) ". "
                     (waiting(lane)) @if lane.waiting == 1 { " waits" } @else { " wait" } " behind it. "
                     (reason(view, event.last_failure.as_ref(), 300))
                 }

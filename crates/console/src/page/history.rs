@@ -12,7 +12,7 @@ use tower_webhook::telemetry::{Count, Series};
 use super::super::history::{Chosen, Origin, Range, Refused};
 use super::kinds::is_short;
 use super::parts::{event_type, head};
-use super::text::{clip, count, short, time};
+use super::text::{clip, count, day, minute, short, time};
 use super::view::View;
 
 /// A line of the history: its name, whether a count belongs to it, and whether its numbers are milliseconds.
@@ -58,8 +58,8 @@ const LINES: [Line; 6] = [
     },
 ];
 
-/// The most rows of the table.
-const ROWS: usize = 60;
+/// The most rows of the table: those of a day.
+const ROWS: usize = 48;
 
 /// The number of reasons of refusals that are shown.
 const REASONS: usize = 20;
@@ -215,8 +215,14 @@ fn about(view: &View) -> Markup {
     }
 }
 
+/// The bars of a line, with an axis of numbers and one of times.
 fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
     let most = buckets.iter().copied().max().unwrap_or(0);
+    let highest = buckets
+        .iter()
+        .position(|number| *number == most && most > 0);
+    // Even, so that its half is a number, too.
+    let top = most.div_ceil(2).max(1).saturating_mul(2);
     let mut path = String::new();
     for (at, number) in buckets
         .iter()
@@ -224,19 +230,27 @@ fn chart(line: &Line, range: &Range, buckets: &[u64]) -> Markup {
         .filter(|(_, number)| **number > 0)
     {
         // A number may be any `u64`, so 40 times it needs more bits. The smallest bar is still seen.
-        let height = (u128::from(*number) * 40 / u128::from(most)).max(1);
+        let height = (u128::from(*number) * 40 / u128::from(top)).max(1);
         let _ = write!(path, "M{at} 40v-{height}h.8v{height}z");
     }
     html! {
-        svg viewBox={ "0 0 " (buckets.len()) " 40" } preserveAspectRatio="none" width="100%" height="40" role="img"
-            aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
-            path d=(path) fill="currentColor" {}
+        @if let Some(at) = highest {
+            small { span { "at most " b { (line.show(most)) } " in " (range.bucket_words()) ", " (time(range.start(at))) } }
+        }
+        div.plot {
+            small {
+                @for at in [top, top / 2] { span { @if most > 0 { (line.show(at)) } } }
+                span { "0" }
+            }
+            svg viewBox={ "0 0 " (buckets.len()) " 40" } preserveAspectRatio="none" width="100%" height="54" role="img"
+                aria-label={ (line.name) ": at most " (line.show(most)) " in " (range.bucket_words()) } {
+                path d=(path) fill="currentColor" {}
+            }
         }
         small.axis {
-            span { (time(range.start(0))) }
-            @let highest = buckets.iter().position(|number| *number == most && most > 0);
-            @if let Some(at) = highest { span { "at most " b { (line.show(most)) } " in " (range.bucket_words()) ", " (time(range.start(at))) } }
-            span { (time(range.start(range.buckets()))) }
+            @for at in [0, range.buckets() / 2, range.buckets()] {
+                @if range.is_of_days() { (day(range.start(at))) } @else { (minute(range.start(at))) }
+            }
         }
     }
 }
@@ -313,6 +327,7 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
                 button.main #show { "Show" }
                 @if !refused.until.is_empty() { a href=(view.url("/refusals")) { "Newest" } }
             }
+            div #swapped data-live { (swapped(&refused.swapped)) }
             div #origins data-live { (origins(&refused.origins)) }
             h2 { "By minute" }
             div #rows data-live { (rows(refused)) }
@@ -327,6 +342,33 @@ pub(in super::super) fn refusals(view: &View, refused: &Refused) -> Markup {
 
 /// The number of addresses that are shown.
 const ORIGINS: usize = 20;
+
+/// Refused requests that a secret of another route would have matched.
+fn swapped(swapped: &[Origin]) -> Markup {
+    html! {
+        @if !swapped.is_empty() {
+            h2 { "Signed with the secret of another route" }
+            p.quiet {
+                "The sender has the URL or the secret of the other route: correct its webhook. At most one refused request a second "
+                "is tried with the other routes' secrets."
+            }
+            table {
+                (head(&["Would match", "Refused at", "#Times", "First", "Last"]))
+                tbody {
+                    @for it in swapped.iter().take(ORIGINS) {
+                        tr {
+                            td.wide { b { (clip(&it.outcome, 200)) } }
+                            td data-label="Refused at" { (it.route) }
+                            td.number data-label="Times" { (count(it.number)) }
+                            td data-label="First" { (time(start(it.first))) }
+                            td data-label="Last" { (time(start(it.last))) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
 
 /// Where requests came from that were not verified, and since when.
 fn origins(origins: &[Origin]) -> Markup {

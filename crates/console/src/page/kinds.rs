@@ -159,7 +159,7 @@ pub(super) fn others(view: &View, others: &[Row<'_>]) -> Markup {
 /// All event types, from the page with this number on.
 pub(in super::super) fn kinds(view: &View, lately: &Lately, page: usize) -> Markup {
     let stats = view.stats();
-    let observed = Observed::by(&view.console);
+    let observed = Observed::by(&view.console, lately);
     let rows = rows(stats, &observed, lately);
     let first = page.saturating_mul(KINDS_OF_PAGE).min(rows.len());
     let last = (first + KINDS_OF_PAGE).min(rows.len());
@@ -223,7 +223,7 @@ fn kind(view: &View, row: &Row<'_>, stats: Option<&Stats>, is_plain: bool) -> Ma
                 @if row.stats.is_some() {
                     a href=(view.events(&[("route", row.of.route.as_str()), ("kind", row.of.kind.as_str())])) { (name) }
                 } @else { (name) }
-                @if let Some(next) = row.slowed { " " span.badge.bad { "slowed down, next " (next_attempt(next)) } }
+                @if let Some(next) = row.slowed { " " span.badge.bad { "slowed down here, next " (next_attempt(next)) } }
                 @if is_paused && row.stats.is_some() { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }
@@ -362,8 +362,9 @@ fn sparkline(hour: &Hour) -> Markup {
         span.number { (count(sum)) }
         " "
         svg.spark viewBox="0 0 30 20" preserveAspectRatio="none" width="120" height="20" role="img"
-            aria-label={ (sum) " handled in the last hour, at most " (in_a_minute) " in a minute" } {
+            aria-label={ (sum) " handled in the last hour" } {
             path d=(path) {}
         }
+        small { "at most " (in_a_minute) " in a minute" }
     }
 }

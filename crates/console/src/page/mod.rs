@@ -14,13 +14,14 @@ mod parts;
 mod payload;
 mod text;
 mod view;
+mod webhooks;
 
 pub(super) use self::actions::{actions, bulk};
 pub(super) use self::ask::{
     Asked, confirm, confirm_pause, confirm_resume, confirm_retire, discard, discard_selected,
     nanos, which_state,
 };
-pub(super) use self::event::{Place, chat, event, found};
+pub(super) use self::event::{chat, event, found};
 pub(super) use self::events::{Wrong, events, lanes};
 pub(super) use self::forget::forget;
 pub(super) use self::gaps::gaps;
@@ -38,6 +39,10 @@ pub(super) fn style() -> String {
         (" {", "{"),
         ("{ ", "{"),
         (" }", "}"),
+        (", ", ","),
+        // Each line ends with a brace, a comma or a semicolon.
+        ("\n", ""),
+        (";}", "}"),
     ];
     let small = small(style);
     spaces

@@ -8,7 +8,7 @@ use maud::{Markup, html};
 use tower_webhook::EventType;
 use tower_webhook::inbox::{Action, BlockedLane, Cause, Causes, Inbox, Scope, Stats};
 use tower_webhook::store::StoreError;
-use tower_webhook::telemetry::{FailureBudget, Silence, Silent, Spent};
+use tower_webhook::telemetry::{FailureBudget, Silent, Spent};
 
 use super::super::lately::Lately;
 use super::super::settings::Console;
@@ -41,13 +41,12 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    pub(super) fn by(console: &Console) -> Self {
+    pub(super) fn by(console: &Console, lately: &Lately) -> Self {
         let spent = console.budget.as_ref().map(FailureBudget::spent);
-        let silent = console.silence.as_ref().map(Silence::silent);
         let slowed = console.inbox.as_ref().map(Inbox::slowed);
         Self {
             spent: spent.unwrap_or_default(),
-            silent: silent.unwrap_or_default(),
+            silent: lately.silent.clone(),
             slowed: slowed.unwrap_or_default(),
         }
     }
@@ -63,13 +62,13 @@ pub(in super::super) fn overview(
 ) -> Markup {
     let stats = view.stats();
     let console = &view.console;
-    let observed = Observed::by(console);
+    let observed = Observed::by(console, lately);
     let all = kinds::rows(stats, &observed, lately);
     let routes = stats.filter(|_| view.can_change());
     let routes = routes.map(|stats| kinds::routes(view, stats, &all, BUTTONS));
     let (rows, others) = first(all);
     let is_paused = stats.is_some_and(Stats::is_paused);
-    let causes = causes(view, stats, error, &observed);
+    let causes = causes(view, stats, error, &observed, lately);
     let content = html! {
         div #alerts data-live role="status" { (show(&causes)) }
         div.title {
@@ -215,6 +214,7 @@ fn ages(view: &View, lately: &Lately, why: Option<&(Causes, Duration)>) -> Marku
         .into_iter()
         .filter_map(|(of, age)| Some((of, age.filter(|age| *age >= SOME_TIME)?)));
     html! {
+        @if view.console.inbox.is_none() { p.quiet { "Without an inbox, all numbers are those of this process." } }
         @for (of, age) in old { p { "The numbers of " (of) " were counted " b { (long(age)) " ago" } "." } }
     }
 }

@@ -82,6 +82,11 @@ pub(super) fn minute(at: SystemTime) -> Markup {
     html! { time { (&date(at)[12..17]) } }
 }
 
+/// Formats a day such as `20 Nov`.
+pub(super) fn day(at: SystemTime) -> Markup {
+    html! { time { (&date(at)[..6]) } }
+}
+
 /// Formats a time such as `20 Nov 2026 20:56:43`.
 pub(super) fn full_time(at: SystemTime) -> Markup {
     html! { time datetime=(datetime(at)) { (date(at)) } }

@@ -111,12 +111,32 @@ async fn change_some(
             Action::Discard => inbox.discard(*id, None).await,
         });
         for (id, change) in some.iter().zip(join_all(changes).await) {
-            counts.count(*id, change?);
+            let change = change?;
+            counts.count(*id, change);
+            if matches!((action, change), (Action::Redrive, Change::Made)) {
+                name_ahead(inbox, *id).await?;
+            }
         }
     }
     eprintln!("{}: {}", action.done(), counts.made);
     let is_complete = counts.failed == 0 && counts.all() == chosen.ids.len() as u64;
     Ok((counts.made, is_complete))
+}
+
+/// Says for which event a redriven one waits, if it waits behind one.
+async fn name_ahead(inbox: &Inbox, id: EventId) -> anyhow::Result<()> {
+    let Some(record) = inbox.get(id).await? else {
+        return Ok(());
+    };
+    let place = inbox.place_of(&record.summary).await?;
+    if let Some(ahead) = place.ahead(&record.summary) {
+        let why = ahead.why_unsettled();
+        let ahead = ahead.id;
+        eprintln!(
+            "event {id} waits for event {ahead} of the same chat, which {why}: to redrive event {id} changes nothing before"
+        );
+    }
+    Ok(())
 }
 
 /// Changes all events that match. If the command is killed, `receiver inbox continue` or a console goes on.

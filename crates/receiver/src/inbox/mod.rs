@@ -85,8 +85,9 @@ async fn know_routes(inbox: &Inbox) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Warns of routes and kinds that neither the platform nor the inbox has: they are typing errors, perhaps.
-async fn warn_of_unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<()> {
+/// Says which routes and kinds neither the platform nor the inbox has: they are typing errors, perhaps.
+async fn unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<Vec<String>> {
+    let mut unknown = Vec::new();
     let is_unseen = async |filter: Filter| {
         let listed = inbox.list(&filter, Page::newest(1)).await?;
         anyhow::Ok(listed.events.is_empty())
@@ -94,7 +95,7 @@ async fn warn_of_unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<()> {
     let platform = RouteName::default();
     for route in named.routes.iter().filter(|route| **route != platform) {
         if is_unseen(Filter::default().routes([route.clone()])).await? {
-            eprintln!("warning: the inbox has no event of the route `{route}`");
+            unknown.push(format!("the inbox has no event of the route `{route}`"));
         }
     }
     let is_of_platform = named.routes.is_empty() || named.routes.contains(&platform);
@@ -106,18 +107,29 @@ async fn warn_of_unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<()> {
         }
         // Also those that are settled, if they are recent.
         let recent = inbox.list(&Filter::default(), Page::newest(1_000)).await?;
-        let elsewhere = recent.events.iter().find(|event| event.kind == *kind);
-        if let Some(EventSummary { route, .. }) = elsewhere {
-            let meant = EventType::new(route.clone(), kind.clone());
-            eprintln!("warning: the inbox has no such event `{kind}`: did you mean `{meant}`?");
+        let meant = recent.events.iter().find_map(
+            |EventSummary {
+                 route, kind: its, ..
+             }| {
+                let of = EventType::new(route.clone(), its.clone());
+                match kind.as_str() {
+                    text if text == its.as_str() => Some(of.to_string()),
+                    text if text == route.as_str() => Some(format!("{route}/")),
+                    text if text == of.to_string() => Some(format!("--route {route} --kind {its}")),
+                    _ => None,
+                }
+            },
+        );
+        if let Some(meant) = meant {
+            unknown.push(format!(
+                "the inbox has no such event `{kind}`: did you mean `{meant}`?"
+            ));
             continue;
         }
         let seen = recent.events.into_iter().map(|event| event.kind);
-        if let Some(unknown) = kinds::unknown(kind, seen.collect()) {
-            eprintln!("warning: {unknown}");
-        }
+        unknown.extend(kinds::unknown(kind, seen.collect()));
     }
-    Ok(())
+    Ok(unknown)
 }
 
 /// Says what was paused or resumed.
@@ -152,7 +164,15 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
     if named.key.is_some() {
         know_routes(&inbox).await?;
     }
-    warn_of_unknown(&inbox, &named).await?;
+    for unknown in unknown(&inbox, &named).await? {
+        // What is paused by a wrong name goes on. A route in front of it may be one of tomorrow.
+        let is_bare = named.routes.iter().all(|it| *it == RouteName::default());
+        if is_bare && matches!(command, Command::Pause { .. }) {
+            eprintln!("error: {unknown}; nothing was paused");
+            return Ok(ExitCode::FAILURE);
+        }
+        eprintln!("warning: {unknown}");
+    }
     let inbox = &inbox.by(by(command.reason()));
     match command {
         Command::List {
@@ -182,7 +202,10 @@ async fn execute(inbox: Inbox, command: Command) -> anyhow::Result<ExitCode> {
             };
             match json {
                 true => print::record_line(&record)?,
-                false => print::record(&record)?,
+                false => {
+                    let place = inbox.place_of(&record.summary).await?;
+                    print::record(&record, place.ahead(&record.summary))?;
+                }
             }
         }
         Command::Gaps {

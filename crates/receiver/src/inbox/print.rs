@@ -384,7 +384,8 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
 /// The number of other items of a batch that are shown.
 const OTHERS: usize = 20;
 
-pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
+/// `ahead` is the event for which it waits.
+pub(crate) fn record(record: &EventRecord, ahead: Option<&EventSummary>) -> io::Result<()> {
     let event = &record.summary;
     let time = |time: SystemTime| format!("{} ({})", httpdate::fmt_http_date(time), ago(time));
     let mut out = io::stdout().lock();
@@ -414,6 +415,10 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     }
     if event.is_redriven {
         writeln!(out, "redriven  yes")?;
+    }
+    if let Some(ahead) = ahead {
+        let why = ahead.why_unsettled();
+        writeln!(out, "waits for event {} of the chat, which {why}", ahead.id)?;
     }
     if let Some(item) = &record.item {
         write!(out, "batch     {item}")?;
