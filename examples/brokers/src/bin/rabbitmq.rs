@@ -25,56 +25,74 @@ async fn main() -> anyhow::Result<()> {
     });
     serve(move |message| {
         let broker = Arc::clone(&broker);
-        async move { timeout(LIMIT, broker.publish(message)).await? }
+        async move {
+            let link = timeout(LIMIT, broker.link()).await??;
+            let published = timeout(LIMIT, publish(&link.1, message)).await;
+            let published = published.map_err(anyhow::Error::from).flatten();
+            if published.is_err() {
+                broker.give_up(&link).await;
+            }
+            published
+        }
     })
     .await
 }
 
+/// A connection ends when it is dropped.
+type Link = Arc<(Connection, Channel)>;
+
 struct Broker {
     urls: Vec<String>,
-    link: Mutex<Option<(Connection, Channel)>>,
+    link: Mutex<Option<Link>>,
 }
 
 impl Broker {
-    async fn publish(&self, message: Message) -> anyhow::Result<()> {
-        let mut properties = BasicProperties::default()
-            .with_delivery_mode(2)
-            .with_type(message.kind.into())
-            .with_headers(table([("chat", message.chat)]));
-        if let Some(id) = message.id {
-            properties = properties.with_message_id(id.into());
-        }
-        // A message without a queue would be confirmed, too.
-        let options = BasicPublishOptions {
-            mandatory: true,
-            ..BasicPublishOptions::default()
-        };
-        let channel = self.channel().await?;
-        let (exchange, queue) = ("".into(), "webhooks".into());
-        let publish = channel.basic_publish(exchange, queue, options, &message.body, properties);
-        let confirmed = publish.await?.await?;
-        ensure!(
-            matches!(confirmed, Confirmation::Ack(None)),
-            "{confirmed:?}"
-        );
-        Ok(())
-    }
-
-    /// The open channel, or a new one of the first node that answers.
-    async fn channel(&self) -> anyhow::Result<Channel> {
+    /// The connection, or a new one to the first node that answers.
+    async fn link(&self) -> anyhow::Result<Link> {
         let mut link = self.link.lock().await;
-        if let Some((_, channel)) = link.as_ref().filter(|it| it.1.status().connected()) {
-            return Ok(channel.clone());
+        if let Some(link) = link.as_ref().filter(|it| it.1.status().connected()) {
+            return Ok(Arc::clone(link));
         }
         let mut last = None;
         for url in &self.urls {
             match open(url).await {
-                Ok(opened) => return Ok(link.insert(opened).1.clone()),
+                Ok(opened) => return Ok(Arc::clone(link.insert(Arc::new(opened)))),
                 Err(error) => last = Some(error),
             }
         }
         Err(last.context("no URL")?.into())
     }
+
+    /// Leaves a connection on which no confirmation came, although it may be open.
+    async fn give_up(&self, given_up: &Link) {
+        let mut link = self.link.lock().await;
+        if link.as_ref().is_some_and(|it| Arc::ptr_eq(it, given_up)) {
+            *link = None;
+        }
+    }
+}
+
+async fn publish(channel: &Channel, message: Message) -> anyhow::Result<()> {
+    let mut properties = BasicProperties::default()
+        .with_delivery_mode(2)
+        .with_type(message.kind.into())
+        .with_headers(table([("chat", message.chat)]));
+    if let Some(id) = message.id {
+        properties = properties.with_message_id(id.into());
+    }
+    // A message without a queue would be confirmed, too.
+    let options = BasicPublishOptions {
+        mandatory: true,
+        ..BasicPublishOptions::default()
+    };
+    let (exchange, queue) = ("".into(), "webhooks".into());
+    let publish = channel.basic_publish(exchange, queue, options, &message.body, properties);
+    let confirmed = publish.await?.await?;
+    ensure!(
+        matches!(confirmed, Confirmation::Ack(None)),
+        "{confirmed:?}"
+    );
+    Ok(())
 }
 
 async fn open(url: &str) -> lapin::Result<(Connection, Channel)> {

@@ -21,7 +21,7 @@ const SECRET: &str = "s";
 /// Ten of each chat.
 const FULL: u64 = 100;
 /// Between two events of a chat.
-const PAUSE: Duration = Duration::from_millis(20);
+const PAUSE: Duration = Duration::from_millis(5);
 /// Before a delivery without an answer is sent again.
 const AGAIN: Duration = Duration::from_millis(50);
 
@@ -294,11 +294,12 @@ impl<O: Output> Place<O> {
         sleep(Duration::from_millis(fastrand::u64(500..1500))).await;
 
         let (before, began) = (self.newest(&Filter::default()).await, Instant::now());
-        if killed != Killed::Output {
-            self.program.kill();
-        }
+        // First, because the mock of Kafka aborts if it goes down while it ends the connections of a killed program.
         if killed != Killed::Program {
             self.output.kill().await;
+        }
+        if killed != Killed::Output {
+            self.program.kill();
         }
         let handled = Filter::default().states([EventState::Handled]);
         eventually("the next event", async || {
@@ -306,11 +307,11 @@ impl<O: Output> Place<O> {
         })
         .await;
         let flows = began.elapsed();
-        self.output.mend().await;
         load.has_ended.store(true, Ordering::SeqCst);
         for (chat, sent) in chats.into_iter().zip(&mut self.sent) {
             *sent = chat.await.unwrap();
         }
+        self.output.mend().await;
         eventually("the last event", async || {
             let stats = self.inbox.stats().await.unwrap();
             assert_eq!(stats.dead(), 0);
