@@ -1,7 +1,7 @@
 //! Chats that send their events one after another to a program, which is killed, as is its output; and what became of the
 //! events.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -270,7 +270,8 @@ pub async fn survive<O: Output>(output: O) -> Found {
     }
     let had = place.output.read(place.sent.iter().sum()).await;
     let found = Found::judge(&place.sent, &had);
-    print(&rounds, &found);
+    let name = Path::new(O::PROGRAM).file_name().unwrap().display();
+    println!("\n{}", summary(&name.to_string(), &rounds, &found));
     found
 }
 
@@ -328,9 +329,10 @@ impl<O: Output> Place<O> {
     }
 }
 
-fn print(rounds: &[Round], found: &Found) {
-    println!(
-        "{} kills, {} events: {} lost, {} doubled at once, {} later, {} out of order",
+/// What was seen, as one text, because other tests print at the same time.
+fn summary(output: &str, rounds: &[Round], found: &Found) -> String {
+    let mut text = format!(
+        "{output}: {} kills, {} events: {} lost, {} doubled at once, {} later, {} out of order\n",
         rounds.len(),
         found.events,
         found.lost.len(),
@@ -343,14 +345,15 @@ fn print(rounds: &[Round], found: &Found) {
         let mut flows: Vec<_> = of.clone().map(|it| it.flows).collect();
         flows.sort();
         if let (Some(median), Some(last)) = (flows.get(flows.len() / 2), flows.last()) {
-            println!(
+            text += &format!(
                 "  {killed:?} killed {} times: events flow again after {median:.1?} (at most {last:.1?}), and all are handled \
-                 after at most {:.1?}",
+                 after at most {:.1?}\n",
                 flows.len(),
                 of.map(|it| it.all).max().unwrap(),
             );
         }
     }
+    text
 }
 
 #[test]
