@@ -112,9 +112,12 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         head: Parts,
         config: Arc<Config>,
     ) -> Self {
+        let mut watch = DeliveryWatch::new(&config.observers, &config.route, &config.sender);
+        // The client may disconnect before its body is complete.
+        watch.refused(|| asked(&head, None, &config));
         Self {
             span: DeliverySpan::new(&head.headers, &config.route),
-            watch: DeliveryWatch::new(&config.observers, &config.route, &config.sender),
+            watch,
             state: State::Refused {
                 receive: Box::into_pin(receive),
                 refused: Some((error, head)),
