@@ -205,10 +205,7 @@ async fn inbox(
     match place {
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
-            anyhow::ensure!(
-                setup.args.kept.spool.is_none(),
-                "`--spool` is for an inbox in PostgreSQL: one in a file is on this machine itself"
-            );
+            check_spool(setup.args, true)?;
             with_queue(setup, built, routes, crate::store::sqlite_queue(path)?)
         }
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
@@ -347,6 +344,16 @@ fn name(routes: &[Route]) -> String {
 /// Shorter than the lease, however short that is.
 fn in_flight_wait(args: &Options) -> Duration {
     Duration::from_secs(5).min(Duration::from_secs(args.kept.lease) / 2)
+}
+
+/// Refuses a spool in front of a file.
+#[cfg(feature = "sqlite")]
+pub(crate) fn check_spool(args: &Options, is_file: bool) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        args.kept.spool.is_none() || !is_file,
+        "`--spool` is for an inbox in PostgreSQL: one in a file is on this machine itself"
+    );
+    Ok(())
 }
 
 /// Whether the settings of a route can be used.

@@ -66,6 +66,11 @@ async fn check_route(args: &Options, route: Route) -> anyhow::Result<()> {
     if let Err(error) = app::check(args, &route) {
         misused(chain(&error));
     }
+    #[cfg(feature = "sqlite")]
+    app::check_spool(
+        args,
+        route.is_inbox && matches!(route.place, Place::Sqlite(_)),
+    )?;
     let what = if route.is_inbox { "inbox" } else { "store" };
     let name = route.place.to_string();
     match open(route.place, route.is_inbox).await? {
