@@ -1,21 +1,30 @@
-//! What the brokers have in common: an inbox in a file, whose events are handed on.
+//! What the outputs have in common: an inbox in a file, whose events are handed on.
 //!
-//! The inbox stays in front of the broker, because it answers within milliseconds, knows keys for longer than the 7 days
-//! for which the platform retries, and lists what a broker has refused.
+//! The inbox stays in front of the output, because it answers within milliseconds, knows keys for longer than the 7 days
+//! for which the platform retries, and lists what the output has refused.
 
 use std::env;
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::Context;
+use reqwest::Url;
 use tokio::net::TcpListener;
+use tokio::time::sleep;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, Webhooks, shutdown};
+
+/// How long an output may take to confirm an event.
+pub const LIMIT: Duration = Duration::from_secs(5);
+/// How long an attempt goes on trying. A cluster elects a leader in that time, and an inbox that counts a failure for each
+/// chat slows the type down. A handler has 30 seconds.
+const ELECTION: Duration = Duration::from_secs(20);
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// A verified event.
 #[derive(Clone, Debug)]
 pub struct Message {
-    /// The idempotency key, by which a broker recognises what it was given before.
+    /// The idempotency key, by which an output recognises what it was given before.
     pub id: Option<String>,
     /// The chat, whose events stay in their order.
     pub chat: String,
@@ -35,6 +44,22 @@ impl Message {
             body: delivery.body().to_vec(),
         })
     }
+
+    /// The id for an output that needs one. Without a key, nothing is known of duplicates, and the id is unique.
+    pub fn unique_id(&self) -> anyhow::Result<String> {
+        match &self.id {
+            Some(id) => Ok(id.clone()),
+            None => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
+                Ok(now.as_nanos().to_string())
+            }
+        }
+    }
+
+    /// The body, for an output that takes JSON.
+    pub fn json(&self) -> anyhow::Result<serde_json::Value> {
+        Ok(serde_json::from_slice(&self.body)?)
+    }
 }
 
 /// Receives webhooks at LISTEN with WEBHOOK_SECRET, and hands each event on. If that fails, the event is tried again, and
@@ -53,8 +78,15 @@ where
     let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
         let publish = publish.clone();
         async move {
-            let published = publish(Message::of(&delivery)?).await;
-            published.map_err(|error| HandlerError::retry(format!("{error:#}")))
+            let message = Message::of(&delivery)?;
+            let began = Instant::now();
+            while let Err(error) = publish(message.clone()).await {
+                if began.elapsed() > ELECTION {
+                    return Err(HandlerError::retry(format!("{error:#}")));
+                }
+                sleep(AGAIN).await;
+            }
+            Ok(())
         }
     });
     let (webhooks, running) = Webhooks::new(secret).inbox(queue).start(events)?;
@@ -72,4 +104,14 @@ where
 pub fn setting(name: &str, default: Option<&str>) -> anyhow::Result<String> {
     let set = env::var(name).ok().or(default.map(str::to_owned));
     set.with_context(|| format!("set the environment variable {name}"))
+}
+
+/// A URL with more segments, each of which is escaped.
+pub fn under(url: &Url, segments: &[&str]) -> anyhow::Result<Url> {
+    let mut url = url.clone();
+    let path = url.path_segments_mut().ok();
+    path.context("a URL with a path is needed")?
+        .pop_if_empty()
+        .extend(segments);
+    Ok(url)
 }

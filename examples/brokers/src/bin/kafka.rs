@@ -1,51 +1,45 @@
 //! Run with: WEBHOOK_SECRET=SECRET KAFKA=127.0.0.1:9092 cargo run --bin kafka
 //!
 //! Hands events on to the topic `webhooks` of Kafka, or of what speaks its protocol. The chat is the message's key, and
-//! chooses the partition, in which its messages stay in their order. Kafka does not compare the header `id`: whoever reads
-//! the topic does.
+//! chooses the partition, in which its messages stay in their order. What the producer repeats, brokers write once. If the
+//! program dies after an event is written and before it is settled, the topic has the event twice: whoever reads the topic
+//! compares the header `id`.
 
-use std::collections::{BTreeMap, HashMap};
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::sync::Arc;
+use std::time::Duration;
 
-use anyhow::Context;
-use chrono::Utc;
-use rskafka::client::ClientBuilder;
-use rskafka::client::partition::{Compression, UnknownTopicHandling};
-use rskafka::record::Record;
+use rdkafka::ClientConfig;
+use rdkafka::message::{Header, OwnedHeaders};
+use rdkafka::producer::{FutureProducer, FutureRecord};
 use tower_webhook_brokers::{Message, serve, setting};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
-    let broker = setting("KAFKA", Some("127.0.0.1:9092"))?;
-    let client = ClientBuilder::new(vec![broker]).build().await?;
-    let topics = client.list_topics().await?;
-    let topic = topics.into_iter().find(|topic| topic.name == "webhooks");
-    let topic =
-        topic.context("create the topic `webhooks`, with as many partitions as you need")?;
-    let mut partitions = HashMap::new();
-    for (at, number) in topic.partitions.into_iter().enumerate() {
-        let partition = client.partition_client("webhooks", number, UnknownTopicHandling::Error);
-        partitions.insert(at as u64, partition.await?);
-    }
-    let partitions = Arc::new(partitions);
+    let producer: FutureProducer = ClientConfig::new()
+        .set(
+            "bootstrap.servers",
+            setting("KAFKA", Some("127.0.0.1:9092"))?,
+        )
+        .set("enable.idempotence", "true")
+        // Within the 30 seconds of a handler, because a message that is produced again is a new one for brokers.
+        .set("message.timeout.ms", "25000")
+        .create()?;
     serve(move |message: Message| {
-        let partitions = Arc::clone(&partitions);
+        let producer = producer.clone();
         async move {
-            // Without a seed: the same after a restart.
-            let hash = BuildHasherDefault::<DefaultHasher>::default().hash_one(&message.chat);
-            let partition = &partitions[&(hash % partitions.len() as u64)];
-            let id = message.id.map(|id| ("id".to_owned(), id.into_bytes()));
-            let kind = ("kind".to_owned(), message.kind.into_bytes());
-            let record = Record {
-                key: Some(message.chat.into_bytes()),
-                value: Some(message.body),
-                headers: BTreeMap::from_iter(id.into_iter().chain([kind])),
-                timestamp: Utc::now(),
-            };
-            partition
-                .produce(vec![record], Compression::NoCompression)
-                .await?;
+            let headers = OwnedHeaders::new().insert(Header {
+                key: "kind",
+                value: Some(&message.kind),
+            });
+            let headers = headers.insert(Header {
+                key: "id",
+                value: message.id.as_ref(),
+            });
+            let record = FutureRecord::to("webhooks")
+                .key(&message.chat)
+                .payload(&message.body)
+                .headers(headers);
+            let sent = producer.send(record, Duration::ZERO).await;
+            sent.map_err(|(error, _)| error)?;
             Ok(())
         }
     })

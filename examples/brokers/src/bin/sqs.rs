@@ -3,8 +3,6 @@
 //! Hands events on to an SQS FIFO queue. The key is the deduplication id, which SQS knows for 5 minutes, and the chat is
 //! the message group, whose messages stay in their order. SQS takes letters, digits and punctuation in both, up to 128.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use aws_sdk_sqs::Client;
 use aws_sdk_sqs::types::MessageAttributeValue;
 use tower_webhook_brokers::{Message, serve, setting};
@@ -16,16 +14,11 @@ async fn main() -> anyhow::Result<()> {
     serve(move |message: Message| {
         let (broker, queue) = (broker.clone(), queue.clone());
         async move {
+            let id = message.unique_id()?;
             let kind = MessageAttributeValue::builder()
                 .data_type("String")
                 .string_value(message.kind)
                 .build()?;
-            // Without a key, nothing is known of duplicates.
-            let unique = || SystemTime::now().duration_since(UNIX_EPOCH);
-            let id = match message.id {
-                Some(id) => id,
-                None => unique()?.as_nanos().to_string(),
-            };
             broker
                 .send_message()
                 .queue_url(queue)
