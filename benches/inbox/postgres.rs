@@ -45,7 +45,8 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     // All of them where there is time: the server needs a core more than a receiver does.
     let cores = Cores::allowed()?;
     let server = PostgresServer::start();
-    let second = PostgresServer::start();
+    // A server with two inboxes would have their workers handle each other's events.
+    let two = [(); PROCESSES].map(|()| PostgresServer::start());
     let start = |what: [&str; PROCESSES]| -> Result<Vec<Receiver>> {
         what.into_iter()
             .map(|what| Receiver::start(what, &cores))
@@ -54,12 +55,13 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     let handle = |server: &PostgresServer| format!("handle:{concurrency}:{}", server.url());
     let bare = start(["bare"; PROCESSES])?;
     let receivers = start([&*handle(&server); PROCESSES])?;
-    let divided = start([&*handle(&server), &*handle(&second)])?;
+    let divided = two.each_ref().map(handle);
+    let divided = start(divided.each_ref().map(String::as_str))?;
     let deliveries = Deliveries::of_chats(CHATS);
     let of_divided = Deliveries::of_chats(CHATS);
     let (mut bares, mut rounds, mut floors) = (Vec::new(), Vec::new(), Vec::new());
     let mut apart = Vec::new();
-    let (one, two) = ([server.pid()], [server.pid(), second.pid()]);
+    let (one, two) = ([server.pid()], two.each_ref().map(PostgresServer::pid));
     postgres_floor::create(&server.url())?;
     for _ in 0..effort.rounds {
         let unique = Deliveries::of_chats(CHATS);
