@@ -60,6 +60,30 @@ async fn a_type_that_waits_behind_blocked_chats_has_its_worker() {
     worker.drain(SECOND).await.unwrap();
 }
 
+/// A failure of a minute ago is no warning yet, and not nothing.
+#[tokio::test(start_paused = true)]
+async fn events_that_are_tried_again_are_told_of_before_they_are_old() {
+    let inbox = inbox();
+    let router = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::retry("the CRM is down")));
+    let worker = inbox.work(router).spawn();
+    let app = Console::new().inbox(inbox.clone()).router();
+    get(&app, "/").await.shows("All is well: ");
+    let webhooks = accepting(&inbox, Webhooks::new(secret()));
+    for key in ["a", "b"] {
+        // Without a chat, so that no other waits for it.
+        let event = delivery("{}").kind("invoice-paid").key(key);
+        send(&webhooks, event).await.assert_ok();
+        sleep(MINUTE / 2).await;
+    }
+    get(&app, "/")
+        .await
+        .shows("2 events have failed, and are tried again.")
+        .hides("All is well")
+        .hides("Warning");
+    worker.drain(SECOND).await.unwrap();
+}
+
 /// To redrive it would change nothing, as its lane keeps its order.
 #[tokio::test(start_paused = true)]
 async fn an_event_behind_another_says_what_it_waits_for_and_offers_it() {

@@ -134,9 +134,16 @@ pub(super) fn causes(
     causes
 }
 
-pub(super) fn show(causes: &[Cause]) -> Markup {
+pub(super) fn show(view: &View, stats: Option<&Stats>, causes: &[Cause]) -> Markup {
+    let kinds = stats.into_iter().flat_map(|stats| &stats.kinds);
+    let retrying: u64 = kinds.map(|it| it.retrying).sum();
     html! {
         @match causes.split_first() {
+            None if retrying > 0 => div.alert.good { p {
+                b { "Nothing is wrong for long: " }
+                @if retrying == 1 { "an event has failed, and is" } @else { (count(retrying)) " events have failed, and are" }
+                " tried again. " a href=(view.events(&[("state", "retrying")])) { "Retrying events" }
+            } },
             None => div.alert.good { p { b { "All is well: " } "nothing is wrong." } },
             Some((worst, others)) => div class={ "alert " (worst.level.class()) } {
                 p { b { (worst.level.word()) ": " } (worst.sentence()) }

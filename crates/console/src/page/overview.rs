@@ -70,7 +70,7 @@ pub(in super::super) fn overview(
     let is_paused = stats.is_some_and(Stats::is_paused);
     let causes = causes(view, stats, error, &observed, lately);
     let content = html! {
-        div #alerts data-live role="status" { (show(&causes)) }
+        div #alerts data-live role="status" { (show(view, stats, &causes)) }
         div.title {
             h1 { "Overview" }
             @if view.can_change() { (pause(view, &Scope::Everything, is_paused)) }
