@@ -85,7 +85,7 @@ impl Output for Kafka {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn kafka_has_each_event_at_least_once_in_the_order_of_its_chat() {
     survive(Kafka::start()).await.assert_at_least_once();
 }

@@ -294,7 +294,6 @@ impl<O: Output> Place<O> {
         }
         sleep(Duration::from_millis(fastrand::u64(500..1500))).await;
 
-        let (before, began) = (self.newest(&Filter::default()).await, Instant::now());
         // First, because the mock of Kafka aborts if it goes down while it ends the connections of a killed program.
         if killed != Killed::Program {
             self.output.kill().await;
@@ -302,6 +301,8 @@ impl<O: Output> Place<O> {
         if killed != Killed::Output {
             self.program.kill();
         }
+        let began = Instant::now();
+        let before = self.newest(&Filter::default()).await;
         let handled = Filter::default().states([EventState::Handled]);
         eventually("the next event", async || {
             (self.newest(&handled).await > before).then_some(())

@@ -122,7 +122,7 @@ impl Output for Nats {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn nats_has_each_event_once_in_the_order_of_its_chat() {
     survive(Nats::start().await).await.assert_once();
 }

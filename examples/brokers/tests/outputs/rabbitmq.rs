@@ -184,7 +184,7 @@ impl Output for RabbitMq {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn rabbitmq_has_each_event_at_least_once_in_the_order_of_its_chat() {
     survive(RabbitMq::start().await)
         .await

@@ -129,7 +129,7 @@ impl Output for Restate {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn restate_runs_each_event_once_in_the_order_of_its_chat() {
     survive(Restate::start().await).await.assert_once();
 }

@@ -78,7 +78,7 @@ impl Output for Sqs {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn sqs_has_each_event_once_in_the_order_of_its_chat() {
     survive(Sqs::start().await).await.assert_once();
 }

@@ -109,7 +109,7 @@ impl Output for Temporal {
     }
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread")]
 async fn temporal_starts_each_workflow_once_in_the_order_of_its_chat() {
     survive(Temporal::start().await).await.assert_once();
 }
