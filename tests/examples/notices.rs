@@ -1,7 +1,7 @@
 //! Commands that are run for dead letters and alarms.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,15 @@ fn receiver_with(dir: &TempDir, exec: &str, attempts: &str, options: &[&str]) ->
         attempts,
     ];
     Server::receiver(&[&fixed, options].concat())
+}
+
+/// A receiver whose events fail until the second file exists, and whose alarms go to the first.
+fn failing(dir: &TempDir) -> (Server, PathBuf, PathBuf) {
+    let (file, works) = (dir.path().join("told"), dir.path().join("works"));
+    let command = format!("cat >> '{}'", file.display());
+    let exec = format!("test -e '{}'", works.display());
+    let options = ["--on-alarm", &command, "--notify-every", "1"];
+    (receiver_with(dir, &exec, "100", &options), file, works)
 }
 
 #[test]
@@ -119,11 +128,7 @@ fn a_command_is_told_of_alarms() {
 #[test]
 fn a_command_is_told_when_an_alarm_ends() {
     let dir = TempDir::new().unwrap();
-    let (file, works) = (dir.path().join("told"), dir.path().join("works"));
-    let command = format!("cat >> '{}'", file.display());
-    let exec = format!("test -e '{}'", works.display());
-    let options = ["--on-alarm", &command, "--notify-every", "1"];
-    let receiver = receiver_with(&dir, &exec, "100", &options);
+    let (receiver, file, works) = failing(&dir);
     let body = receiver.file("body", "{}");
     // Of a kind without chats, so that each has a lane of its own.
     let events = ["--event", "invoice-paid", "--body", &body, "--count", "100"];
@@ -141,11 +146,7 @@ fn a_command_is_told_when_an_alarm_ends() {
 #[test]
 fn a_command_is_told_of_an_event_that_waits_for_long() {
     let dir = TempDir::new().unwrap();
-    let (file, works) = (dir.path().join("told"), dir.path().join("works"));
-    let command = format!("cat >> '{}'", file.display());
-    let exec = format!("test -e '{}'", works.display());
-    let options = ["--on-alarm", &command, "--notify-every", "1"];
-    let receiver = receiver_with(&dir, &exec, "100", &options);
+    let (receiver, file, works) = failing(&dir);
     assert_eq!(receiver.send("s", &["--event", "chat-rated"]).code, 0);
     // As if it had come four minutes ago.
     let database = Connection::open(dir.path().join("webhooks.db")).unwrap();

@@ -143,7 +143,7 @@ async fn types_that_are_slowed_down_and_calls_of_the_queue_are_observed() {
     );
     for call in ["accept", "settle", "claim"] {
         assert!(
-            seen.contains(&format!("call queue {call}: ok")),
+            seen.contains(&format!("call inbox {call}: ok")),
             "{call}: {seen:?}"
         );
     }
@@ -161,10 +161,10 @@ async fn types_that_are_slowed_down_and_calls_of_the_queue_are_observed() {
     within_a_month(|| crm.handled() == 4).await;
     let seen = notes.take();
     assert!(
-        seen.contains(&"call queue extend: ok".to_owned()),
+        seen.contains(&"call inbox extend: ok".to_owned()),
         "{seen:?}"
     );
     inbox.stats().await.unwrap();
-    assert_eq!(notes.take(), ["call queue stats: ok"]);
+    assert_eq!(notes.take(), ["call inbox stats: ok"]);
     drop(worker);
 }
