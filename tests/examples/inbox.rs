@@ -852,32 +852,6 @@ fn other_kinds_than_those_to_keep_are_not_stored() {
 }
 
 #[test]
-fn a_spool_in_front_of_a_file_is_refused_by_run_and_check() {
-    let dir = TempDir::new().unwrap();
-    let spool = dir.path().join("spool.db");
-    let fixed = [
-        "--secret",
-        "s",
-        "--listen",
-        "127.0.0.1:0",
-        "--inbox",
-        &url(&dir),
-    ];
-    for command in ["run", "check"] {
-        let args = [
-            &[command],
-            &fixed[..],
-            &["--spool", spool.to_str().unwrap()],
-        ]
-        .concat();
-        let refused = run("receiver", &args);
-        assert_eq!(refused.code, 1, "{command}: {refused:?}");
-        let reason = "`--spool` is for an inbox in PostgreSQL";
-        assert!(refused.err.contains(reason), "{command}: {refused:?}");
-    }
-}
-
-#[test]
 fn a_person_is_forgotten_by_a_command() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);

@@ -189,3 +189,30 @@ async fn a_spool_that_fills_is_on_the_console_and_told() {
     });
     assert_eq!(receiver.stop(), 0);
 }
+
+#[test]
+fn a_spool_in_front_of_a_file_is_refused_by_run_and_check() {
+    let dir = TempDir::new().unwrap();
+    let (inbox, spool) = (dir.path().join("webhooks.db"), dir.path().join("spool.db"));
+    let inbox = format!("sqlite:{}", inbox.display());
+    let fixed = [
+        "--secret",
+        "s",
+        "--listen",
+        "127.0.0.1:0",
+        "--inbox",
+        &inbox,
+    ];
+    for command in ["run", "check"] {
+        let args = [
+            &[command],
+            &fixed[..],
+            &["--spool", spool.to_str().unwrap()],
+        ]
+        .concat();
+        let refused = run("receiver", &args);
+        assert_eq!(refused.code, 1, "{command}: {refused:?}");
+        let reason = "`--spool` is for an inbox in PostgreSQL";
+        assert!(refused.err.contains(reason), "{command}: {refused:?}");
+    }
+}
