@@ -1,4 +1,4 @@
-//! What a report says, and the test that the page on testing shows.
+//! What a report says.
 
 use http::StatusCode;
 use tower_webhook::Secret;
@@ -71,47 +71,4 @@ async fn report_of_a_failing_test_says_why() {
     );
     let reason = report.events[0].attempts[0].reason.as_deref().unwrap();
     assert!(reason.starts_with("invalid-signature: "), "{reason}");
-}
-
-mod readme {
-    use tower_webhook::event::ChatRated;
-    use tower_webhook::{Delivery, EventRouter};
-
-    fn my_handlers() -> EventRouter {
-        EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()))
-    }
-
-    // What the page on testing shows, which no doctest can run.
-    #[rustfmt::skip]
-    mod shown {
-        use super::my_handlers;
-
-use tower_webhook_sandbox::{Fault, Rating, Sandbox, Webhook};
-use tower_webhook::{Secret, Webhooks};
-
-#[tokio::test(start_paused = true)]
-async fn a_chat_is_handled() {
-    let secret = Secret::new("secret").unwrap();
-    let (webhooks, _running) = Webhooks::new(secret.clone()).start(my_handlers()).unwrap();
-    let sandbox = Sandbox::in_process(webhooks);
-    sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
-    sandbox.inject(Fault::DropResponse);
-    let chat = sandbox.chat();
-    chat.assign();
-    chat.message("Where is my parcel?");
-    chat.close();
-    chat.rate(Rating::Good);
-    let report = sandbox.finish().await;
-    assert!(report.is_all_delivered(), "{report}");
-}
-    }
-
-    #[test]
-    fn docs_show_this_test() {
-        let readme = include_str!("../../../src/docs/testing.md");
-        let (_, rest) = readme.split_once("```rust,ignore\n").unwrap();
-        let (shown, _) = rest.split_once("```").unwrap();
-        assert!(shown.lines().count() < 20);
-        assert!(include_str!("report.rs").contains(shown));
-    }
 }
