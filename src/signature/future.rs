@@ -13,12 +13,12 @@ use tower_service::Service;
 use super::buffer::{Receive, Share};
 use super::config::Config;
 use super::handshake;
-use super::headers::{claimed_kind, key_header, kind_and_key};
+use super::headers::{claimed_kind, key_header};
+use super::read::{Read, judged, read};
 use super::refusal::Refusal;
-use super::verifier::{Verdict, Verifying};
-use super::verify::{Found, Matched};
+use super::verifier::Verifying;
+use super::verify::Found;
 use crate::answer::{Answer, Decision, ResponseBody};
-use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
@@ -422,28 +422,6 @@ fn replied<B>(
     response
 }
 
-/// The answer to a challenge, which never reaches the inner service.
-#[inline]
-fn challenge(
-    body: &Bytes,
-    secret: Option<&Matched>,
-    headers: &HeaderMap,
-    config: &Config,
-) -> Option<Result<Reply, Refusal>> {
-    let it = config.sender.described();
-    let hmac = |text: &[u8]| {
-        // Not any secret of the set: the sender compares the answer with its own.
-        let secret = config.authentication.secret(secret?)?;
-        secret.sign_as(it.scheme(headers).secret, text)
-    };
-    let answer = it.challenge(headers, body, hmac)?;
-    Some(
-        answer.ok_or_else(|| {
-            Refusal::unreadable("there is nothing in the challenge that may be echoed")
-        }),
-    )
-}
-
 /// Reports an answer to the observer.
 #[inline]
 fn answered<B>(watch: &mut DeliveryWatch, response: &Response<B>) {
@@ -483,84 +461,5 @@ fn failed(watch: &mut DeliveryWatch) {
 
 /// The longest kind in bytes that is recorded of a refused request, since anybody can send one.
 const LONGEST_KIND: usize = 64;
-
-/// What an authentic request is.
-#[allow(
-    clippy::large_enum_variant,
-    reason = "the path of the chat platform takes no allocation"
-)]
-enum Read {
-    Event(Verified),
-    Challenge(Reply),
-    /// A secret was brought, and kept.
-    Handshake(Reply),
-}
-
-/// Reads kind and key of an authentic request, unless it is a challenge.
-#[inline]
-fn read(
-    body: Bytes,
-    secret: Option<Matched>,
-    headers: &HeaderMap,
-    config: &Config,
-    span: &DeliverySpan,
-) -> Result<Read, Refusal> {
-    // Before kind and key are read, which a challenge may lack.
-    if let Some(reply) = challenge(&body, secret.as_ref(), headers, config) {
-        return reply.map(Read::Challenge);
-    }
-    // Its tag may be that of a text which anybody had signed: none of these begins as an object or an array.
-    if config.sender.described().signs_for_anybody()
-        && !matches!(body.trim_ascii_start(), [b'{' | b'[', ..])
-    {
-        return Err(Refusal::unreadable("it is no JSON object or array"));
-    }
-    let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
-    let delivery = RawDelivery::received(kind, key, body);
-    let secret = secret.map(|it| (it.index, it.label));
-    Ok(event(delivery, secret, config, span))
-}
-
-/// What a verifier of the application says of a request.
-fn judged(
-    verdict: Verdict,
-    body: Bytes,
-    config: &Config,
-    span: &DeliverySpan,
-) -> Result<Read, Refusal> {
-    let proof = match verdict {
-        Verdict::Challenge(reply) => return Ok(Read::Challenge(reply)),
-        Verdict::Event(proof) => proof,
-    };
-    if config.require_key && proof.key.is_none() {
-        return Err(Refusal::MissingKey);
-    }
-    let mut delivery = RawDelivery::received(proof.kind, proof.key, proof.body.unwrap_or(body));
-    delivery.note(proof.order, config.success.is_some());
-    Ok(event(delivery, proof.secret, config, span))
-}
-
-/// The event of a delivery, which this secret of the set has proved.
-#[inline]
-fn event(
-    delivery: RawDelivery,
-    secret: Option<(usize, Option<Arc<str>>)>,
-    config: &Config,
-    span: &DeliverySpan,
-) -> Read {
-    let mut delivery = delivery.with_route(config.route.clone());
-    if let Some(lent) = &config.lent {
-        delivery.lend_settings(lent);
-    }
-    if config.sender.sends_forms() {
-        delivery.allow_form();
-    }
-    let secret = secret.as_ref();
-    span.verified(
-        &delivery,
-        secret.map(|(index, label)| (*index, label.as_deref())),
-    );
-    Read::Event(Verified::new(delivery))
-}
 
 partial_debug!([S: Service<Request<Verified>>, B] ResponseFuture<S, B>);

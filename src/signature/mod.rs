@@ -37,6 +37,7 @@ mod layer;
 mod neighbours;
 #[cfg(feature = "public-keys")]
 mod public_key;
+mod read;
 mod refusal;
 #[cfg(feature = "public-keys")]
 mod rsa;
