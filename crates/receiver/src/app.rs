@@ -205,7 +205,7 @@ async fn inbox(
     match place {
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
-            check_spool(setup.args, true)?;
+            refuse_spool(setup.args)?;
             with_queue(setup, built, routes, crate::store::sqlite_queue(path)?)
         }
         #[cfg(all(feature = "postgres", feature = "sqlite"))]
@@ -346,11 +346,11 @@ fn in_flight_wait(args: &Options) -> Duration {
     Duration::from_secs(5).min(Duration::from_secs(args.kept.lease) / 2)
 }
 
-/// Refuses a spool in front of a file.
+/// Refuses a spool in front of an inbox in a file.
 #[cfg(feature = "sqlite")]
-pub(crate) fn check_spool(args: &Options, is_file: bool) -> anyhow::Result<()> {
+pub(crate) fn refuse_spool(args: &Options) -> anyhow::Result<()> {
     anyhow::ensure!(
-        args.kept.spool.is_none() || !is_file,
+        args.kept.spool.is_none(),
         "`--spool` is for an inbox in PostgreSQL: one in a file is on this machine itself"
     );
     Ok(())

@@ -67,10 +67,9 @@ async fn check_route(args: &Options, route: Route) -> anyhow::Result<()> {
         misused(chain(&error));
     }
     #[cfg(feature = "sqlite")]
-    app::check_spool(
-        args,
-        route.is_inbox && matches!(route.place, Place::Sqlite(_)),
-    )?;
+    if route.is_inbox && matches!(route.place, Place::Sqlite(_)) {
+        app::refuse_spool(args)?;
+    }
     let what = if route.is_inbox { "inbox" } else { "store" };
     let name = route.place.to_string();
     match open(route.place, route.is_inbox).await? {
