@@ -62,7 +62,12 @@ async fn changes_are_made_and_logged_with_the_operator() {
         ("change", "Made"),
     ]);
     let again = post(&app, "/events/3/discard", "").await;
-    again.is(409).shows("another operator may have changed it");
+    // The event, with what has become of it.
+    again
+        .is(409)
+        .shows("an attempt or another operator may have changed it")
+        .shows(r#"<a rel="bookmark" href="/events/3">Event 3</a>"#)
+        .shows(r#"<span id="state" data-live><span class="badge warn">discarded"#);
     logged(&[
         ("action", "discard"),
         ("event", "3"),

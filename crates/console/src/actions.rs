@@ -28,7 +28,7 @@ fn refused(id: EventId, change: Change) -> Problem {
     let reason = match change {
         Change::NotFound => return Problem::not_found(format!("There is no event {id}.")),
         Change::WithoutBody => "its body was deleted, so it cannot be handled again",
-        _ => "its state does not allow it; another operator may have changed it",
+        _ => "its state does not allow it; an attempt or another operator may have changed it",
     };
     let reason = format!("Event {id} was not changed: {reason}.");
     Problem::new(StatusCode::CONFLICT, reason)
@@ -69,7 +69,7 @@ pub(super) async fn change(
     Extension(view): Extension<View>,
     path: Result<Path<(String, String)>, PathRejection>,
     form: Result<Form<Shown>, FormRejection>,
-) -> Answer {
+) -> Result<Response, Problem> {
     let Path((number, name)) = path?;
     let Form(shown) = form?;
     let action = action(&name)?;
@@ -78,12 +78,17 @@ pub(super) async fn change(
         None => (id(&number)?, state(&shown.state)?),
     };
     let by = by(&view, &shown.who, &shown.reason)?;
-    match make(&view.console, by, action, id, from).await? {
+    let problem = match make(&view.console, by, action, id, from).await? {
         Change::Made => {
             let did = Did::Changed(action, vec![id]);
-            Ok(after(&view, &did, &format!("/events/{id}")))
+            return Ok(after(&view, &did, &format!("/events/{id}")).into_response());
         }
-        change => Err(refused(id, change)),
+        change => refused(id, change),
+    };
+    // With what has become of the event meanwhile.
+    match routes::record(&view, id, Some(problem.reason(&view.console))).await {
+        Ok(page) => Ok(problem.on(page)),
+        Err(_) => Err(problem),
     }
 }
 

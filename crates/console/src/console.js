@@ -41,6 +41,6 @@ if (localStorage.local) {
 }
 choose.onclick = () => {
   localStorage.local = localStorage.local ? "" : 1;
-  location.reload();
+  location.replace(own);
 };
 zone.append(" ", choose);

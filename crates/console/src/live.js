@@ -13,6 +13,8 @@ const name = (element) => element.id || element.getAttribute("href");
 const stale = document.createElement("p");
 Object.assign(stale, { id: "stale", className: "alert", role: "alert" });
 let seen = performance.now();
+// A page that answers a form has the address of the form, and links to its own.
+const own = document.querySelector("a[rel=bookmark]")?.href ?? location.pathname + location.search;
 function old(why) {
   const seconds = Math.round((performance.now() - seen) / 1000);
   if (!stale.isConnected) document.querySelector("main").prepend(stale);
@@ -27,7 +29,7 @@ async function refresh() {
   try {
     if (pause.checked || document.hidden) return;
     const signal = AbortSignal.timeout(10_000);
-    const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" }, signal });
+    const answer = await fetch(own, { headers: { "x-live": "1" }, signal });
     if (!answer.ok) return old(`The answer was ${answer.status}.`);
     const page = await parse(answer);
     if (!page.getElementById("clock")) return old("Another page came, perhaps to log in: reload this one.");

@@ -284,13 +284,17 @@ async fn event(
     path: Result<Path<String>, PathRejection>,
 ) -> Answer {
     let Path(number) = path?;
-    let id = id(&number)?;
+    record(&view, id(&number)?, None).await
+}
+
+/// The page of an event, with why it was not changed.
+pub(super) async fn record(view: &View, id: EventId, wrong: Option<&str>) -> Answer {
     let inbox = inbox(&view.console)?;
     let record = read(inbox.get(id)).await?;
     let record = record.ok_or_else(|| gone(id))?;
     let lane = read(inbox.place_of(&record.summary)).await?;
     let done = read(inbox.actions(Which::Of(id), None, DONE)).await?;
-    Ok(page::event(&view, &record, &lane, &done))
+    Ok(page::event(view, &record, &lane, &done, wrong))
 }
 
 pub(super) fn gone(id: EventId) -> Problem {

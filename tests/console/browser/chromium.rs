@@ -215,14 +215,15 @@ impl Page {
         );
     }
 
-    /// The browser's console has no message of a page. Chromium's own pages fail where scripts are disabled.
+    /// The browser's console has no message of a page. Chromium's own pages fail where scripts are disabled, and an
+    /// attempt may overtake an operator, whose page then comes with 409.
     pub(crate) async fn has_no_errors(&self) {
         let log = Chrome("se/log", json!({ "type": "browser" }));
         let log = self.client.issue_cmd(log).await.unwrap();
         let mut messages = log.as_array().unwrap().clone();
         messages.retain(|it| {
             let text = it["message"].as_str();
-            !text.is_some_and(|text| text.starts_with("chrome://"))
+            !text.is_some_and(|text| text.starts_with("chrome://") || text.contains(" 409 "))
         });
         assert_eq!(messages, Vec::<Value>::new());
     }
@@ -288,7 +289,17 @@ impl Page {
             }
         })
         .await;
-        found.unwrap_or_else(|_| panic!("{selector}: {last:?}"))
+        match found {
+            Ok(text) => text,
+            Err(_) => panic!("{selector}: {last:?}, at {}", self.seen().await),
+        }
+    }
+
+    /// The page at which the browser is, for the message of a failure.
+    async fn seen(&self) -> String {
+        let seen =
+            "return `${location.href}: ${document.querySelector('main')?.innerText.slice(0, 500)}`";
+        format!("{:?}", self.script(seen).await)
     }
 
     /// Waits until an element has a text, and loads the page again where nothing else does.

@@ -20,9 +20,17 @@ pub(in super::super) fn event(
     record: &EventRecord,
     lane: &Place,
     done: &[Action],
+    wrong: Option<&str>,
 ) -> Markup {
     let event = &record.summary;
     let content = html! {
+        @if let Some(wrong) = wrong {
+            div.alert role="alert" {
+                p { (wrong) }
+                // The address of the page is that of the change. Live updates follow this link.
+                a rel="bookmark" href=(view.url(format_args!("/events/{}", event.id))) { "Event " (event.id) }
+            }
+        }
         div.title {
             h1 { "Event " (event.id) }
             span #state data-live { (state(event)) }
