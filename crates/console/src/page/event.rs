@@ -29,6 +29,7 @@ pub(in super::super) fn event(
                 p { (wrong) }
                 // The address of the page is that of the change. Live updates follow this link.
                 a rel="bookmark" href=(view.url(format_args!("/events/{}", event.id))) { "Event " (event.id) }
+                " " a href=(view.url("/")) { "Back to the overview" }
             }
         }
         div.title {
