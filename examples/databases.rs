@@ -4,26 +4,26 @@
 //! worker and a console of its own, so that a chat has its order, its keys and its transactions in one database.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-use axum::body::{Body, to_bytes};
-use axum::extract::{Request, State};
-use axum::http::StatusCode;
-use axum::response::{IntoResponse, Response};
-use axum::routing::post;
 use clap::Parser;
 use futures_util::future::try_join_all;
+use http::Request;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use sqlx::postgres::PgPoolOptions;
 use tokio::net::TcpListener;
-use tower::ServiceExt;
+use tower::{Layer, Service, service_fn};
 use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::Inbox;
 use tower_webhook::postgres::PostgresQueue;
-use tower_webhook::{Delivery, EventRouter, HandlerResult, Receiver, Secret, Webhooks};
+use tower_webhook::{
+    Delivery, EventRouter, HandlerResult, Receiver, ReceiverFuture, Secret, SignatureLayer,
+    Verified, Webhooks,
+};
 use tower_webhook_console::Console;
 
 /// Receive the chat platform's webhooks with the secret in WEBHOOK_SECRET.
@@ -44,19 +44,10 @@ async fn rated(chat: Delivery<ChatRated>) -> HandlerResult {
     Ok(())
 }
 
-/// As much as a receiver reads.
-const LARGEST: usize = 25 << 20;
-
-/// Hands a delivery to the inbox of its chat. It is verified there: a forged one only chooses who refuses it.
-async fn divide(State(inboxes): State<Vec<Receiver>>, request: Request) -> Response {
-    let (parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, LARGEST).await else {
-        return StatusCode::PAYLOAD_TOO_LARGE.into_response();
-    };
-    let at = place(&chat(&body), inboxes.len());
-    let request = Request::from_parts(parts, Body::from(body));
-    let answer = inboxes[at].clone().oneshot(request).await;
-    answer.into_response()
+/// Hands a delivery to the inbox of its chat, which verifies it once more.
+fn divide(inboxes: &[Receiver], request: Request<Verified>) -> ReceiverFuture {
+    let chat = chat(request.body().delivery().body());
+    inboxes[place(&chat, inboxes.len())].clone().call(request)
 }
 
 /// The chat: `chat.id` of a message, and `id` of other events.
@@ -97,9 +88,11 @@ async fn main() -> anyhow::Result<()> {
     eprintln!("consoles on http://{}/0/", operators.local_addr()?);
     tokio::spawn(axum::serve(operators, consoles).into_future());
 
-    let app = Router::new()
-        .route("/webhooks", post(divide))
-        .with_state(inboxes);
+    // In front of all, the layer refuses what is forged, too large or too slow.
+    let verify = SignatureLayer::new(Secret::from_env("WEBHOOK_SECRET")?);
+    let inboxes: Arc<[Receiver]> = inboxes.into();
+    let webhooks = verify.layer(service_fn(move |request| divide(&inboxes, request)));
+    let app = Router::new().route_service("/webhooks", webhooks);
     let listener = TcpListener::bind(args.listen).await?;
     eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
     axum::serve(listener, app)

@@ -1,4 +1,5 @@
-//! Run with: cargo run --example production --features metrics,signal,sqlite -- --console-login ada:password
+//! Run with: WEBHOOK_SECRET=one GITHUB_SECRET=two CONSOLE_LOGIN=ada:password cargo run --example production --features
+//! metrics,signal,sqlite
 //!
 //! An application as it runs in production: webhooks of two senders with one inbox, readiness, metrics for Prometheus, a log in
 //! JSON, and the console behind a login. Several machines share a database: `PostgresQueue::open(pool).await?` in place of
@@ -43,7 +44,7 @@ struct Args {
     operators: SocketAddr,
     #[arg(long, env, default_value = "webhooks.db")]
     database: String,
-    /// The name and password of an operator, such as `ada:correct-horse`
+    /// The name and password of an operator, such as `ada:correct-horse`: as an argument, other users of the machine see it
     #[arg(long, env, hide_env_values = true)]
     console_login: Login,
 }
@@ -172,7 +173,9 @@ impl FromStr for Login {
     type Err = &'static str;
 
     fn from_str(login: &str) -> Result<Self, Self::Err> {
-        let (name, _) = login.split_once(':').ok_or("expected NAME:PASSWORD")?;
+        let parts = login.split_once(':');
+        let parts = parts.filter(|(name, password)| !name.is_empty() && !password.is_empty());
+        let (name, _) = parts.ok_or("expected NAME:PASSWORD")?;
         let header = format!("Basic {}", BASE64_STANDARD.encode(login));
         Ok(Self {
             name: HeaderValue::from_str(name).map_err(|_| "the name is not ASCII")?,

@@ -1,5 +1,5 @@
 //! Receive webhooks in your own axum or hyper application: verified, deduplicated and typed. The default sender is a
-//! customer chat platform; [others](docs::senders), such as GitHub, Stripe, Slack and Shopify, take one line more.
+//! customer chat platform; to receive from [another](docs::senders), such as GitHub, Stripe, Slack or Shopify, add one line.
 //!
 //! - **Verified.** Only deliveries whose signature was verified over the raw bytes reach a handler.
 //! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
@@ -15,11 +15,11 @@
 //!
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs):
 //!
-//! - Tutorial: [getting started](docs::getting_started)
+//! - Tutorial: [getting started](docs::getting_started); common [questions](docs::questions)
 //! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [other senders](docs::senders),
 //!   [recipes](docs::recipes), [testing](docs::testing)
-//! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
-//!   [console](https://docs.rs/tower-webhook-console)
+//! - Operations: [running in production](docs::production), [scaling](docs::scaling), [troubleshooting and
+//!   alerts](docs::troubleshooting), [console](https://docs.rs/tower-webhook-console)
 //! - Reference: [responses](docs::responses), [guarantees and limits](docs::guarantees),
 //!   [metrics](docs::metrics), [platform](docs::platform), [threat model](docs::threat_model),
 //!   [glossary](docs::glossary)
@@ -63,6 +63,7 @@
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
 //!     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+//!     println!("listening on http://{}/webhooks", listener.local_addr()?);
 //!     let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
 //!     let limit = Duration::from_secs(30); // for what is in progress at SIGTERM or Ctrl-C
 //!     running.serve(tower_webhook::shutdown(), limit, server).await?;
@@ -81,8 +82,8 @@
 //! [Secrets](docs::production#secrets) says how to choose one, and [testing](docs::testing#by-hand) how to send an
 //! event by hand.
 //!
-//! In the repository, `cargo run -p tower-webhook-receiver` starts a receiver that needs no code, and
-//! `cargo run -p tower-webhook-receiver -- send` sends it signed events of every kind.
+//! In the repository, `cargo run -p tower-webhook-receiver -- --demo` starts a receiver that needs no code, and prints the
+//! command that sends it signed events.
 //!
 //! # How a delivery is processed
 //!

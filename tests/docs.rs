@@ -142,14 +142,28 @@ fn every_picture_is_small_and_the_same_in_rustdoc() {
 }
 
 #[test]
-fn readme_links_to_every_page() {
+fn readme_and_the_first_pages_of_rustdoc_link_to_every_page() {
     let readme = Document::read(&root().join("README.md"));
+    let first = read(&root().join("src/lib.rs"));
+    let list = read(&root().join(PAGES).join("mod.rs"));
     for page in pages() {
         let link = page.path.strip_prefix(root()).unwrap().to_str().unwrap();
         assert!(
             readme.inline.iter().any(|target| target == link),
             "README lacks a link to {link}"
         );
+        let name = page.path.file_stem().unwrap().to_str().unwrap();
+        let links = [
+            (&first, format!("](docs::{name})")),
+            (&list, format!("[`{name}`]")),
+        ];
+        for (text, link) in links {
+            let mut lines = text.lines().filter(|line| line.starts_with("//! "));
+            assert!(
+                lines.any(|line| line.contains(&link)),
+                "a list lacks {link}"
+            );
+        }
     }
 }
 
@@ -251,6 +265,38 @@ fn readme_begins_with_a_program_and_is_short() {
     assert!(words <= 700, "{words} words");
 }
 
+/// `benches/compile/run` reads those of README, too.
+#[test]
+fn each_crate_that_a_program_needs_is_added_before_the_release() {
+    for name in ["README.md", "llms.txt", "src/docs/getting_started.md"] {
+        let text = read(&root().join(name));
+        let commands = text.split("cargo add ").skip(1);
+        let commands = commands.map(|rest| rest.split(['\n', '`']).next().unwrap());
+        let added: String = commands.map(|it| format!(" {it} ")).collect();
+        let library = added.matches(" tower-webhook ").count();
+        let from_the_clone = added.matches(" tower-webhook --path ../tower-webhook ");
+        assert!(library == 1 && from_the_clone.count() == 1, "{name}");
+
+        let imports = text.lines().filter_map(|line| line.strip_prefix("use "));
+        let imported = imports.map(|it| it.split(':').next().unwrap());
+        let others = [
+            "anyhow",
+            "serde",
+            "serde_json",
+            "tokio",
+            "tracing_subscriber",
+        ];
+        let named = others
+            .into_iter()
+            .filter(|it| text.contains(&format!("{it}::")));
+        for needed in imported.chain(named).filter(|it| *it != "std") {
+            let names = [needed.to_owned(), needed.replace('_', "-")];
+            let is_added = names.iter().any(|it| added.contains(&format!(" {it} ")));
+            assert!(is_added, "{name} does not add {needed}");
+        }
+    }
+}
+
 /// What was measured is not in it.
 #[test]
 fn how_to_measure_is_said_in_1_500_words() {
@@ -342,14 +388,62 @@ fn row_of(profile: &Value) -> String {
         (past, ahead) if past == ahead => format!("{signed} (± {})", span(past)),
         (past, ahead) => format!("{signed} (-{}, +{})", span(past), span(ahead)),
     };
+    let is_free = |part: &Value| {
+        let part = part.as_str().unwrap_or_default();
+        !part.starts_with('/') && (is_token || !content.contains(&format!("{{{part}}}")))
+    };
+    let has_free_key = key["join"]
+        .as_array()
+        .map_or(is_free(key), |it| it.iter().any(is_free));
+    let differ = !is_batch && has_free_key && (is_token || profile["equal-bodies"] == true);
+    let is_documented = profile["as-documented"] == true;
+    let default = profile["kind"]["default"].as_str();
+    let default = default.map_or(String::new(), |it| format!(", else `{it}`"));
     let cells = [
-        format!("{}: `{name}`", text(&profile["title"])),
+        format!(
+            "{}{}: `{name}`",
+            text(&profile["title"]),
+            if is_documented { "†" } else { "" }
+        ),
         signed,
-        of_items(place(key, ", else "), "none"),
-        of_items(place(&profile["kind"], ", else "), &format!("`{name}`")),
+        of_items(place(key, ", else "), "none") + if differ { "≠" } else { "" },
+        of_items(place(&profile["kind"], ", else "), &format!("`{name}`")) + &default,
         text(&profile["about"]),
     ];
     format!("| {} |\n", cells.join(" | "))
+}
+
+/// Rows after an empty line are shown as bars.
+#[test]
+fn every_table_begins_with_a_head_and_a_line_below_it() {
+    let mut tables = 0;
+    let paths = markdown()
+        .into_iter()
+        .chain([root().join("tests/README.md")]);
+    for path in paths {
+        let text = read(&path);
+        let mut in_fence = false;
+        let mut is_row = |line: &&str| {
+            in_fence ^= line.trim_start().starts_with("```");
+            !in_fence && line.starts_with('|')
+        };
+        let rows: Vec<_> = text
+            .lines()
+            .map(|line| Some(line).filter(&mut is_row))
+            .collect();
+        let rows = rows.split(Option::is_none).filter(|it| !it.is_empty());
+        for table in rows {
+            let name = path.display();
+            let [Some(head), Some(below), Some(_), ..] = table else {
+                panic!("{name}: {table:?} is no table");
+            };
+            let is_rule = |cell: &str| cell.trim_matches([' ', ':']).bytes().all(|it| it == b'-');
+            let is_head = below.trim_matches('|').split('|').all(is_rule);
+            assert!(is_head, "{name}: there is no line below {head}");
+            tables += 1;
+        }
+    }
+    assert!(tables > 30, "{tables} tables");
 }
 
 /// `UPDATE=1` writes the table.
@@ -598,11 +692,14 @@ fn markdown() -> Vec<PathBuf> {
         "SECURITY.md",
         "benches/README.md",
         "benches/results.md",
+        "llms.txt",
+        "tests/README.md",
         "crates/admin/README.md",
         "crates/console/README.md",
         "crates/receiver/README.md",
         "crates/sandbox/README.md",
         "examples/README.md",
+        "examples/payloads/README.md",
         "fuzz/README.md",
     ];
     files.extend(others.iter().map(|name| root().join(name)));

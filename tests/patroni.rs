@@ -2,7 +2,7 @@
 //! again and again: its PostgreSQL alone, or Patroni with it, as if the machine were gone. The receivers have no proxy, but
 //! the addresses of all three.
 //!
-//! They need root, and Debian's `patroni` and `etcd-server`. `tests/slow` runs them, with `PATRONI_KILLS=20`, which defaults
+//! They need root, and Debian's `patroni`, `etcd-server` and `haproxy`. `tests/slow` runs them, with `PATRONI_KILLS=20`, which defaults
 //! to 2.
 
 use std::collections::HashMap;
@@ -21,7 +21,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use support::delivery::SECRET;
-use support::net::{serve, status};
+use support::net::{serve, status, whole};
 use support::postgres::{free_port, programs};
 use support::program::{PATIENCE, Server, example, installed};
 use support::{eventually_every, lock};
@@ -43,6 +43,17 @@ enum Killed {
     Postgres,
     /// Patroni too, so that the others learn of it when its lease of 20 s has expired.
     Machine,
+}
+
+const PATRONI: &str = include_str!("../crates/receiver/operations/patroni.yml");
+const HAPROXY: &str = include_str!("../crates/receiver/operations/haproxy.cfg");
+
+/// A file for operators, with what this machine has instead.
+fn replaced(file: &str, here: &[(&str, String)]) -> String {
+    here.iter().fold(file.to_owned(), |text, (there, here)| {
+        assert!(text.contains(there), "{there}");
+        text.replace(there, here)
+    })
 }
 
 struct Cluster {
@@ -126,40 +137,55 @@ impl Cluster {
     }
 
     fn write(&self, name: &str, port: u16, rest: u16, etcd: &[u16], is_synchronous: bool) {
-        let etcd: Vec<_> = etcd.iter().map(|it| format!("127.0.0.1:{it}")).collect();
-        let text = format!(
-            "scope: webhooks
-name: {name}
-restapi: {{listen: '127.0.0.1:{rest}', connect_address: '127.0.0.1:{rest}'}}
-etcd3: {{hosts: '{etcd}'}}
-bootstrap:
-  dcs:
-    ttl: 20
-    loop_wait: 2
-    retry_timeout: 5
-    primary_start_timeout: 0
-    synchronous_mode: {is_synchronous}
-    postgresql: {{use_pg_rewind: true}}
-  initdb: [{{encoding: UTF8}}, {{locale: C}}]
-postgresql:
-  listen: '127.0.0.1:{port}'
-  connect_address: '127.0.0.1:{port}'
-  data_dir: {data}
-  bin_dir: {programs}
-  pgpass: {data}.pass
-  remove_data_directory_on_diverged_timelines: true
-  authentication:
-    superuser: {{username: postgres, password: secret}}
-    replication: {{username: replicator, password: secret}}
-  parameters: {{unix_socket_directories: {dir}, max_connections: 300, wal_keep_size: 1GB}}
-  pg_hba: ['local all all trust', 'host all all 127.0.0.1/32 trust', 'host replication all 127.0.0.1/32 trust']
-",
-            etcd = etcd.join(","),
-            data = self.data(name).display(),
-            programs = programs().display(),
-            dir = self.dir.path().display(),
+        let at = |port: u16| format!("127.0.0.1:{port}");
+        let etcd: Vec<_> = etcd.iter().copied().map(at).collect();
+        let text = replaced(
+            PATRONI,
+            &[
+                ("10.0.0.1:2379,10.0.0.2:2379,10.0.0.3:2379", etcd.join(",")),
+                ("10.0.0.1:8008", at(rest)),
+                ("10.0.0.1:5432", at(port)),
+                ("10.0.0.0/24", "127.0.0.1/32".to_owned()),
+                ("node-0", name.to_owned()),
+                (
+                    "/var/lib/postgresql/webhooks",
+                    self.data(name).display().to_string(),
+                ),
+                (
+                    "/usr/lib/postgresql/15/bin",
+                    programs().display().to_string(),
+                ),
+                ("/var/run/postgresql", self.dir.path().display().to_string()),
+                ("SECRET", "secret".to_owned()),
+                (
+                    "synchronous_mode: true",
+                    format!("synchronous_mode: {is_synchronous}"),
+                ),
+            ],
         );
-        fs::write(self.dir.path().join(format!("{name}.yml")), text).unwrap();
+        self.file(&format!("{name}.yml"), &text);
+    }
+
+    fn file(&self, name: &str, text: &str) {
+        fs::write(self.dir.path().join(name), text).unwrap();
+    }
+
+    /// On a port of its own, which it returns.
+    fn haproxy(&self) -> (Child, u16) {
+        let port = free_port();
+        let mut here = vec![("127.0.0.1:5000".to_owned(), format!("127.0.0.1:{port}"))];
+        here.extend(self.nodes.iter().zip(1..).map(|(node, nth)| {
+            let Node { port, rest, .. } = node;
+            (
+                format!("10.0.0.{nth}:5432 check port 8008"),
+                format!("127.0.0.1:{port} check port {rest}"),
+            )
+        }));
+        let here: Vec<_> = here.iter().map(|(a, b)| (&a[..], b.clone())).collect();
+        self.file("haproxy.cfg", &replaced(HAPROXY, &here));
+        let mut haproxy = self.command("haproxy");
+        let haproxy = haproxy.args(["-db", "-f", "haproxy.cfg"]).spawn();
+        (installed(haproxy, "haproxy", "haproxy"), port)
     }
 
     fn patroni(&self, name: &str) -> Child {
@@ -450,4 +476,52 @@ async fn a_synchronous_leader_is_killed_behind_spools() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_asynchronous_leader_is_killed() {
     survive(false, false).await;
+}
+
+/// As the pool of an application, which has one host.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_behind_haproxy_is_led_to_the_next_leader() {
+    let mut cluster = Cluster::start(true).await;
+    let (mut haproxy, port) = cluster.haproxy();
+    let url = format!("postgres://postgres:secret@127.0.0.1:{port}/postgres");
+    let port_of_server = async || {
+        let pool = PgPoolOptions::new().connect(&url).await.ok()?;
+        let port = sqlx::query_scalar("SELECT inet_server_port()");
+        let port: i32 = port.fetch_one(&pool).await.ok()?;
+        Some(port)
+    };
+    let leader = cluster.leader().await;
+    let port = Some(i32::from(cluster.nodes[leader].port));
+    eventually_every(POLL, "it leads to the leader alone", async || {
+        let mut led = true;
+        for _ in 0..NODES {
+            led &= port_of_server().await == port;
+        }
+        led
+    })
+    .await;
+
+    let mut command = example("receiver");
+    command.args(["--secret", SECRET, "--inbox", &url]);
+    let receiver = Server::start_by(&mut command);
+    let address = receiver.address().parse().unwrap();
+    let deliver = async |key: &str| status(address, whole(key, "{}")).await.unwrap();
+    assert_eq!(deliver("before").await, 200);
+    cluster.kill(leader, Killed::Machine);
+    let mut key = 0;
+    let mut answers = Vec::new();
+    eventually_every(POLL, "events are stored again", async || {
+        key += 1;
+        answers.push(deliver(&format!("after-{key}")).await);
+        let leads = cluster.leader().await != leader;
+        leads && answers.last() == Some(&200)
+    })
+    .await;
+    assert!(
+        answers.iter().all(|status| [200, 503].contains(status)),
+        "{answers:?}"
+    );
+    assert_eq!(receiver.stop(), 0);
+    haproxy.kill().unwrap();
+    haproxy.wait().unwrap();
 }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use http::{HeaderValue, Request};
 use http_body_util::Full;
+use serde_json::json;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{Executor, PgConnection};
 use tokio::sync::Semaphore;
@@ -522,24 +523,33 @@ async fn routes_separate_keys_and_kinds_do_not() {
     replayed.assert_replayed();
 }
 
-/// The key is not signed, so that a captured delivery could come again with another one.
+/// A delivery of a sender whose keys are not signed.
+fn signed(sender: &Sender, key: &'static str, body: &str) -> Request<Full<Bytes>> {
+    let delivery = RawDelivery::new(EventKind::CHAT_RATED, body.to_owned());
+    let delivery = delivery.with_key(IdempotencyKey::new(HeaderValue::from_static(key)));
+    let mut request = Request::post("/")
+        .body(Full::new(delivery.body().clone()))
+        .unwrap();
+    *request.headers_mut() = sender.sign(&secret(), &delivery).unwrap();
+    request
+}
+
+/// A captured delivery could come again with another key.
 #[tokio::test]
 async fn a_body_of_another_key_is_replayed_if_the_sender_needs_it() {
     let database = AppServer::start().await;
     let crm = TransactionalCrm::default();
-    let bitbucket = Sender::named("bitbucket", None).unwrap();
+    let acme = r#"{
+        "name": "acme",
+        "key": "x-acme-id",
+        "kind": "x-acme-event",
+        "signature": { "headers": ["x-acme-signature"], "algorithm": "hmac-sha256", "coding": "hex" }
+    }"#;
+    let acme = Sender::from_json(acme).unwrap();
     let service = service_with(&database.transactions(), &crm, |route| {
-        route.sender(bitbucket.clone())
+        route.sender(acme.clone())
     });
-    let event = |key: &'static str, body: &'static str| {
-        let delivery = RawDelivery::new(EventKind::CHAT_RATED, body);
-        let delivery = delivery.with_key(IdempotencyKey::new(HeaderValue::from_static(key)));
-        let mut request = Request::post("/")
-            .body(Full::new(delivery.body().clone()))
-            .unwrap();
-        *request.headers_mut() = bitbucket.sign(&secret(), &delivery).unwrap();
-        request
-    };
+    let event = |key, body| signed(&acme, key, body);
     send(&service, event("a", BODY)).await.assert_ok();
     send(&service, event("b", BODY)).await.assert_replayed();
     send(&service, event("a", BODY)).await.assert_replayed();
@@ -548,6 +558,36 @@ async fn a_body_of_another_key_is_replayed_if_the_sender_needs_it() {
     assert_eq!(crm.runs(), 2);
     // Each has a key and a body.
     database.assert(2, 4).await;
+}
+
+/// The layer guards the body of their delivery.
+#[tokio::test]
+async fn equal_items_without_keys_are_as_many_events() {
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
+    let acme = json!({
+        "name": "acme",
+        "key": "x-id",
+        "batch": { "path": "/*", "kind": "/type" },
+        "signature": { "headers": ["x-tag"], "algorithm": "hmac-sha256", "coding": "hex" },
+    });
+    let acme: Sender = serde_json::from_value(acme).unwrap();
+    let layered = Webhooks::new(secret()).sender(acme.clone());
+    let layered = layered.store(PostgresStore::new(database.pool.clone()));
+    let (layered, _) = layered.into_layer().unwrap();
+    let layered = layered.layer(crm.router(&database.transactions()));
+    let event = |key, items| {
+        let items = vec![r#"{"type":"chat-rated","id":"chat-1"}"#; items].join(",");
+        signed(&acme, key, &format!("[{items}]"))
+    };
+    for (key, items, runs) in [("a", 2, 2), ("b", 3, 5)] {
+        send(&layered, event(key, items)).await.assert_ok();
+        assert_eq!(crm.runs(), runs);
+        send(&layered, event(key, items)).await.assert_replayed();
+    }
+    let replayed = send(&layered, event("c", 2)).await;
+    replayed.assert_problem(422, "body-replayed");
+    assert_eq!((crm.runs(), database.effects().await), (5, 5));
 }
 
 #[tokio::test]

@@ -15,8 +15,25 @@ fuzz_target!(|data: &[u8]| {
     };
     assert!(request.body().len() <= data.len() && notes.len() <= 1);
     let mut request = request.map(Bytes::from);
+    // Of each form of the header, tokens in the body, forms, challenges and handshakes.
     for name in [
-        "github", "stripe", "svix", "box", "linear", "gitlab", "meta", "discord",
+        "github",
+        "stripe",
+        "svix",
+        "box",
+        "linear",
+        "gitlab",
+        "meta",
+        "discord",
+        "workos",
+        "persona",
+        "docusign",
+        "microsoft-graph",
+        "figma",
+        "slack-commands",
+        "asana",
+        "notion",
+        "retell",
     ] {
         let sender = Sender::named(name, None).expect("a profile");
         let secret =

@@ -3,6 +3,8 @@
 #![no_main]
 
 use std::convert::Infallible;
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
 
 use arbitrary::Arbitrary;
 use bytes::Bytes;
@@ -13,7 +15,9 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use serde_json::{Map, Value, json};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::memory::MokaStore;
-use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender, Verified, Webhooks};
+use tower_webhook::{
+    EventKind, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, Verified, Webhooks,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
@@ -70,6 +74,17 @@ enum Field {
     },
     Success(u16, Option<String>),
     RepeatsFor(u32),
+    Handshake(String),
+    Batch {
+        path: String,
+        key: Option<String>,
+        kind: Option<String>,
+        order: Option<String>,
+    },
+    Families(Vec<String>),
+    Url(String),
+    EqualBodies,
+    MaxBody(u32),
 }
 
 const METHODS: [&str; 5] = ["GET", "HEAD", "OPTIONS", "POST", "PUT"];
@@ -169,6 +184,26 @@ fn described(fields: &[Field]) -> Value {
                 all["success"] = json!({"status": status, "body": body})
             }
             Field::RepeatsFor(seconds) => all["policy"] = json!({"repeats-for": seconds}),
+            Field::Handshake(at) => all["handshake"] = at.as_str().into(),
+            Field::Batch {
+                path,
+                key,
+                kind,
+                order,
+            } => {
+                let mut batch = json!({"path": path});
+                let places = [("key", key), ("kind", kind), ("order", order)];
+                for (name, at) in places {
+                    if let Some(at) = at {
+                        batch[name] = at.as_str().into();
+                    }
+                }
+                all["batch"] = batch;
+            }
+            Field::Families(names) => all["families"] = json!(names),
+            Field::Url(url) => all["url"] = url.as_str().into(),
+            Field::EqualBodies => all["equal-bodies"] = true.into(),
+            Field::MaxBody(bytes) => all["max-body"] = (*bytes).into(),
         }
     }
     all["signature"] = signature;
@@ -192,47 +227,75 @@ impl Described {
             Self::Fields(fields) => Sender::from_json(&described(fields).to_string()),
             Self::Text(text) => Sender::from_json(text),
         };
-        let sender = sender.ok()?;
+        let now = || SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000);
+        let sender = sender.ok()?.with_clock(now);
         let with_token = sender.clone().with_challenge_token("a token");
         Some(with_token.unwrap_or(sender))
     }
 }
 
+/// What signs, and what verifies: secrets, and keys of Ed25519, P-256 and RSA.
+static KEYS: LazyLock<Vec<[String; 2]>> = LazyLock::new(|| {
+    let pair = |file: &str| {
+        let file: Value = serde_json::from_str(file).expect("JSON");
+        ["private", "secret"].map(|it| file[it].as_str().expect("a key").to_owned())
+    };
+    vec![
+        ["whsec_c2VjcmV0"; 2].map(str::to_owned),
+        ["5ec2e75ec2e7"; 2].map(str::to_owned),
+        [
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+            "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+        ]
+        .map(str::to_owned),
+        pair(include_str!("../../tests/fixtures/senders/sendgrid.json")),
+        pair(include_str!("../../tests/fixtures/rsa.json")),
+    ]
+});
+
 fuzz_target!(|input: Input| -> Corpus {
     let Some(sender) = input.described.sender() else {
         return Corpus::Keep;
     };
-    let secret = || Secret::new("whsec_c2VjcmV0").expect("it is not empty");
-    let layers = Webhooks::new(secret())
-        .sender(sender.clone())
-        .store(MokaStore::new())
-        .into_layers();
-    // It may have a public key, or secrets in another form.
-    let Ok((layer, _)) = layers else {
+    let read = |text: &str| Secret::new(text).expect("it is not empty");
+    let suited = KEYS.iter().find_map(|[signs, verifies]| {
+        let layers = Webhooks::new(read(verifies))
+            .sender(sender.clone())
+            .store(MokaStore::new())
+            .into_layers();
+        Some((signs, verifies, layers.ok()?.0))
+    });
+    // It may be wrong in other ways.
+    let Some((signs, verifies, layer)) = suited else {
         return Corpus::Keep;
+    };
+    let secrets = || Secrets::from(read(verifies));
+    let key = IdempotencyKey::new(HeaderValue::from_static("key"));
+    let delivery = RawDelivery::new(EventKind::from_static("a"), input.body.clone()).with_key(key);
+    let signed = sender.sign(&read(signs), &delivery);
+    let in_query = match sender.token_query(signs) {
+        None => sender.sign_query(&read(signs), &delivery).ok().flatten(),
+        token => token,
+    };
+    let query = match in_query.filter(|_| input.is_signed) {
+        Some(it) => format!("{}&{it}", input.query),
+        None => input.query.clone(),
     };
     let method = pick(&METHODS, input.method);
     let Ok(mut request) = Request::builder()
         .method(Method::from_bytes(method.as_bytes()).expect("a method"))
-        .uri(format!("/?{}", input.query))
+        .uri(format!("/?{}", query))
         .body(Full::<Bytes>::from(input.body.clone()))
     else {
         return Corpus::Reject;
     };
-    let key = IdempotencyKey::new(HeaderValue::from_static("key"));
-    let delivery = RawDelivery::new(EventKind::from_static("a"), input.body.clone()).with_key(key);
-    let signed = sender.sign(&secret(), &delivery);
     let is_signed = input.is_signed && signed.is_ok();
     if let (true, Ok(signed)) = (is_signed, signed) {
-        if sender
-            .verify(&secret().into(), &signed, &input.body)
-            .is_ok()
-            && !input.body.is_empty()
-        {
+        if sender.verify(&secrets(), &signed, &input.body).is_ok() && !input.body.is_empty() {
             let mut changed = input.body.clone();
             let at = usize::from(input.at) % changed.len();
             changed[at] ^= 1;
-            let verified = sender.verify(&secret().into(), &signed, &changed);
+            let verified = sender.verify(&secrets(), &signed, &changed);
             // A token proves who sent the body, and not what is in it.
             let has_no_tag = signed.iter().all(|(_, value)| value.len() < 27);
             assert!(
@@ -248,6 +311,10 @@ fuzz_target!(|input: Input| -> Corpus {
             request.headers_mut().append(name, value);
         }
     }
+    let explained = sender.explain(
+        &secrets(),
+        &request.clone().map(|_| input.body.clone().into()),
+    );
     let inner = service_fn(async |_: Request<Verified>| {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });
@@ -258,5 +325,12 @@ fuzz_target!(|input: Input| -> Corpus {
         .expect("the body is there");
     let Ok(response) = response;
     assert_ne!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+    // The explanation knows no limit on the size.
+    let is_long = response.status() == StatusCode::PAYLOAD_TOO_LARGE;
+    assert!(
+        is_long || explained.is_accepted() == response.status().is_success(),
+        "{}: {explained:?}",
+        response.status()
+    );
     Corpus::Keep
 });

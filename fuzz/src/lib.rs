@@ -37,3 +37,17 @@ pub fn parse_signature(value: &[u8]) -> Option<[u8; 32]> {
 pub fn to_hex(tag: &[u8]) -> String {
     tag.iter().map(|byte| format!("{byte:02x}")).collect()
 }
+
+pub fn base64(bytes: &[u8]) -> String {
+    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let group = |group: &[u8]| {
+        let byte = |at| u32::from(*group.get(at).unwrap_or(&0));
+        let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
+        let digit = move |at: usize| match at <= group.len() {
+            true => char::from(alphabet[(bits >> (18 - 6 * at)) as usize % 64]),
+            false => '=',
+        };
+        (0..4).map(digit).collect::<String>()
+    };
+    bytes.chunks(3).map(group).collect()
+}

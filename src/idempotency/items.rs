@@ -47,7 +47,8 @@ where
         Parts::Whole => return Box::pin(run(leases, rules, inner, request)).await,
     };
     // The keys of items are signed, if they are their own. One that is made has that of the delivery in it, or its body.
-    let is_guarded = rules.replay_guard && parts.iter().any(|part| !part.has_own_key);
+    let needs_guard = |part: &Part| !part.has_own_key && batches.keeps_part(part);
+    let is_guarded = rules.replay_guard && parts.iter().any(needs_guard);
     let guard = match is_guarded {
         true => Claims::of_body(&leases, rules, delivery).await,
         false => Ok(Claims::none()),
@@ -123,7 +124,18 @@ where
         let mut keys = HashSet::new();
         let mut held_up = HashSet::new();
         let (mut all, mut left, mut in_flight) = (None, 0, None);
+        let mut well = |outcome: Outcome| {
+            all = match all.take() {
+                None => Some(outcome),
+                Some(other) if other.name() == outcome.name() => Some(other),
+                Some(_) => Some(Outcome::Handled),
+            };
+        };
         for (number, part) in (1..).zip(parts) {
+            if !self.batches.keeps_part(&part) {
+                well(Outcome::Filtered);
+                continue;
+            }
             // Of equal keys, the first counts.
             if !keys.insert(part.key.clone()) {
                 continue;
@@ -142,11 +154,7 @@ where
             };
             match end {
                 End::Well(outcome) => {
-                    all = match all {
-                        None => Some(outcome),
-                        Some(other) if other.name() == outcome.name() => Some(other),
-                        Some(_) => Some(Outcome::Handled),
-                    };
+                    well(outcome);
                     continue;
                 }
                 // The rest would fail like this, too.
@@ -172,9 +180,6 @@ where
     }
 
     async fn item(&mut self, part: Part, item: RawDelivery, time: Duration) -> End {
-        if part.kind.is_ok() && !self.batches.keeps(item.kind()) {
-            return End::Well(Outcome::Filtered);
-        }
         let verified = Verified::new(item);
         let mut claims = match Claims::take(&self.leases, self.rules, &verified).await {
             Ok(claims) => claims,

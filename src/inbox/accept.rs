@@ -386,8 +386,9 @@ fn events(
     let number = fastrand::i64(..);
     // The body of the delivery is guarded, under a key that is not signed.
     let guard = Identity::of(&delivery, route.replay_guard).guard;
-    let keeps = |(_, part): &(u32, Part)| part.kind.as_ref().map_or(true, |it| batches.keeps(it));
-    let kept = (1..).zip(parts).filter(keeps);
+    let kept = (1..)
+        .zip(parts)
+        .filter(|(_, part)| batches.keeps_part(part));
     let event = |(at, part)| {
         let item = Item::new(at, count).in_delivery(number);
         item_event(part, &delivery, item, guard, route)

@@ -7,7 +7,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{HashMap, HashSet};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use super::event::{EventId, Failure, Shape};
 use super::handle::Inbox;
@@ -18,6 +18,9 @@ use crate::store::StoreError;
 
 /// How many failed events are looked at: the newest ones.
 const NEWEST: usize = 5_000;
+
+/// For how long the oldest event of a cause is searched.
+const SEARCH: Duration = Duration::from_millis(40);
 
 /// How many shapes of a type are told apart.
 const SHAPES: usize = 200;
@@ -57,7 +60,8 @@ pub struct Cause {
     pub events: u64,
     /// The number of their chats.
     pub chats: u64,
-    /// When the oldest of these events first failed for it, or any of them last did before that.
+    /// When the oldest of the events first failed for it, or any that was looked at last did before that. If more have
+    /// failed, the oldest is searched for 40 ms.
     pub first: SystemTime,
     /// When it was seen last.
     pub last: SystemTime,
@@ -101,8 +105,12 @@ impl Inbox {
             mut cause, oldest, ..
         } in groups
         {
+            let older = match causes.is_more {
+                true => self.oldest(&cause).await?,
+                false => None,
+            };
             // A summary has the last failure alone, which is a later one with each attempt.
-            let record = self.get(oldest).await?;
+            let record = self.get(older.unwrap_or(oldest)).await?;
             let failures = record.into_iter().flat_map(|record| record.failures);
             let of_cause = failures.filter(|past| Some(past.failure.shape) == cause.shape);
             cause.first = of_cause
@@ -111,6 +119,18 @@ impl Inbox {
             causes.causes.push(cause);
         }
         Ok(causes)
+    }
+
+    /// The oldest event of a cause, if it is found soon.
+    async fn oldest(&self, cause: &Cause) -> Result<Option<EventId>, StoreError> {
+        let Some(shape) = cause.shape else {
+            return Ok(None);
+        };
+        let filter = Filter::failed(None, None).shape(shape);
+        let filter = filter.routes([cause.route.clone()]);
+        let filter = filter.kinds([cause.kind.clone()]);
+        let listed = self.list(&filter, Page::oldest(1).within(SEARCH)).await?;
+        Ok(listed.events.first().map(|event| event.id))
     }
 }
 

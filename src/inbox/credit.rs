@@ -54,6 +54,9 @@ pub(super) struct Credits {
     other: Option<Instant>,
     /// What nobody was told of yet, in its order.
     changes: VecDeque<(EventType, Change)>,
+    /// The number of claims, and of the last one before which something may have become due.
+    claims: u64,
+    due_since: u64,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,9 @@ struct Credit {
     credit_at: Option<Instant>,
     /// The event that a person wants to be tried next.
     wanted: Option<EventId>,
+    /// The number of the last claim that could take events of it while it failed, and whether that may have left some.
+    offered: u64,
+    has_rest: bool,
 }
 
 /// Why a type is slowed down, or is not any more.
@@ -149,6 +155,8 @@ impl Credit {
             is_waiting: false,
             credit_at: None,
             wanted: None,
+            offered: 0,
+            has_rest: false,
         }
     }
 
@@ -162,10 +170,16 @@ impl Credit {
         self.failing.as_ref().is_some_and(|it| it.is_slowed)
     }
 
+    /// Whether it makes a call in [`SLOWEST`].
+    fn is_slowest(&self) -> bool {
+        let mut failing = self.failing.iter();
+        failing.any(|it| it.is_slowed && it.is_long())
+    }
+
     /// When the next call may begin, at the earliest.
     fn next_call(&self) -> Instant {
         let paid = self.next_wanted();
-        let pause = self.failing.as_ref().filter(|it| it.is_long());
+        let pause = self.failing.as_ref().filter(|_| self.is_slowest());
         let after = pause.map(|it| it.last_call + SLOWEST);
         after.map_or(paid, |after| after.max(paid))
     }
@@ -183,8 +197,15 @@ impl Credit {
         if self.next_call() > self.at {
             return 0;
         }
-        let is_slowest = self.failing.as_ref().is_some_and(Failing::is_long);
-        if is_slowest { 1 } else { self.left as usize }
+        match self.is_slowest() {
+            true => 1,
+            false => self.left as usize,
+        }
+    }
+
+    /// Whether a claim has left none of its events that are due, and nothing has become due since that claim.
+    fn was_asked(&self, due_since: u64) -> bool {
+        self.offered >= due_since && !self.has_rest
     }
 
     fn is_active(&self) -> bool {
@@ -202,6 +223,8 @@ impl Credits {
             latest: None,
             other: None,
             changes: VecDeque::new(),
+            claims: 0,
+            due_since: 0,
         }
     }
 
@@ -328,7 +351,7 @@ impl Credits {
                 }
                 // What calls in progress have spent may come back.
                 let spent = it.left + it.busy as f64;
-                failing.is_slowed |= spent < 1.0 || failing.is_quiet();
+                failing.is_slowed |= spent < 1.0 || failing.is_quiet() || failing.is_long();
                 self.low.insert(of.clone());
             }
         }
@@ -390,9 +413,14 @@ impl Credits {
         without
     }
 
-    /// What a claim may take of each type: those of one route after another, in their order.
-    pub(super) fn shares(&mut self) -> Vec<(RouteName, KindShare)> {
+    /// What a claim may take of each type: those of one route after another, in their order. `may_be_due` says whether
+    /// something may have become due since the last claim.
+    pub(super) fn shares(&mut self, may_be_due: bool) -> Vec<(RouteName, KindShare)> {
         let most = self.most;
+        self.claims += 1;
+        if may_be_due {
+            self.due_since = self.claims;
+        }
         self.types.retain(|_, it| {
             it.refill(most);
             let is_new = it.busy == 0 && it.left >= most && it.failing.is_none();
@@ -406,16 +434,15 @@ impl Credits {
         };
         let each = self.each();
         let side_by_side: Vec<_> = self.types.keys().map(|of| others(of, self)).collect();
-        // At least one each, so that the types with events get the room after a few claims.
-        let failing = self.types.values().filter(|it| it.failing.is_some());
-        let room = room.div_ceil(failing.count().max(1));
-        let mut shares = Vec::new();
-        for ((of, it), side_by_side) in self.types.iter_mut().zip(side_by_side) {
+        let calls = self.types.values_mut().zip(side_by_side);
+        let calls = calls.map(|(it, most_of)| {
             (it.is_waiting, it.credit_at) = (false, None);
-            let mut more = it.calls(most).min(side_by_side.saturating_sub(it.busy));
-            if it.failing.is_some() {
-                more = more.min(room);
-            }
+            it.calls(most).min(most_of.saturating_sub(it.busy))
+        });
+        let mut calls: Vec<_> = calls.collect();
+        self.split(room, &mut calls);
+        let mut shares = Vec::new();
+        for ((of, it), more) in self.types.iter().zip(calls) {
             // As all others: a claim costs by what is listed, and forged types are many.
             if it.busy == 0 && more == each {
                 continue;
@@ -430,6 +457,26 @@ impl Credits {
         shares
     }
 
+    /// Splits the room for types that fail among those that may begin calls. If there are more types than room, those with
+    /// the fewest calls have it, and of equals those to which it was offered longest ago. If they have no events, the next
+    /// claim offers it to others.
+    fn split(&mut self, room: usize, calls: &mut [usize]) {
+        let (claims, due_since) = (self.claims, self.due_since);
+        let types = self.types.values_mut().zip(calls);
+        let may_begin =
+            |(it, calls): &(&mut Credit, &mut usize)| it.failing.is_some() && **calls > 0;
+        let mut failing: Vec<_> = types.filter(may_begin).collect();
+        failing.sort_by_key(|(it, _)| (it.was_asked(due_since), it.busy, it.offered));
+        let count = failing.len().max(1);
+        let (each, more) = (room / count, room % count);
+        for (at, (it, calls)) in failing.into_iter().enumerate() {
+            *calls = (*calls).min(each + usize::from(at < more));
+            if *calls > 0 {
+                (it.offered, it.has_rest) = (claims, false);
+            }
+        }
+    }
+
     /// The most calls of a type that has none yet.
     pub(super) fn each(&self) -> usize {
         self.most_of(None).min(self.most as usize).max(1)
@@ -439,6 +486,7 @@ impl Credits {
     pub(super) fn wait(&mut self, of: &EventType) -> bool {
         let side_by_side = self.most_of(Some(of));
         let (most, room) = (self.most, self.failing_room());
+        let (claims, due_since) = (self.claims, self.due_since);
         let Some(it) = self.types.get_mut(of) else {
             return true;
         };
@@ -447,8 +495,17 @@ impl Credits {
             it.credit_at = Some(it.next_call());
             return false;
         }
-        let is_held = it.failing.is_some() && room == 0;
-        it.busy < side_by_side && !is_held
+        let is_failing = it.failing.is_some();
+        let has_room = it.busy < side_by_side && !(is_failing && room == 0);
+        if !is_failing || it.offered == claims {
+            it.has_rest = is_failing;
+            return has_room;
+        }
+        // Others had the room that there is: the next claim offers it to this type.
+        if has_room && !it.was_asked(due_since) {
+            it.credit_at = Some(it.at);
+        }
+        false
     }
 
     /// When the next waiting type gets credit. An event that a person wants counts if its route has room.
@@ -551,7 +608,7 @@ mod tests {
     }
 
     fn most(credits: &mut Credits, of: &EventType) -> usize {
-        let shares = credits.shares();
+        let shares = credits.shares(true);
         let share = shares.iter().find(|(_, it)| it.kind == of.kind);
         share.map_or(credits.each(), |(_, it)| it.most)
     }
@@ -632,7 +689,7 @@ mod tests {
             assert!(credits.reserve(&failing[n % 2]), "{n}");
         }
         assert!(failing.iter().all(|of| !credits.reserve(of)));
-        let shares = credits.shares();
+        let shares = credits.shares(true);
         let more: usize = shares
             .iter()
             .filter(|(_, it)| it.kind != closed().kind)
@@ -643,7 +700,7 @@ mod tests {
         assert!(!credits.wait(&failing[1]));
         let has_room = credits.end(&failing[0], Duration::ZERO, None, 1);
         assert!(has_room, "another one waits for it");
-        let shares = credits.shares();
+        let shares = credits.shares(true);
         let of = |kind: &EventKind| {
             shares
                 .iter()
@@ -656,6 +713,93 @@ mod tests {
         assert_eq!((first.busy, first.most), (2, 3), "the one with fewer calls");
     }
 
+    /// 20 types that fail, and one with events that does not, at 8 places.
+    fn twenty_that_fail() -> (Credits, Vec<EventType>) {
+        let mut credits = Credits::new(8, CALLS);
+        let failing = (0..20).map(|n| format!("failing-{n:02}").parse::<EventKind>().unwrap());
+        let failing: Vec<EventType> = failing.map(EventType::from).collect();
+        for of in &failing {
+            credits.begin(of);
+            credits.end(of, Duration::ZERO, Some(false), 1);
+        }
+        credits.see(&closed());
+        (credits, failing)
+    }
+
+    /// How many calls of each of these types a claim may begin.
+    fn offered(credits: &mut Credits, of: &[EventType], may_be_due: bool) -> Vec<usize> {
+        let shares = credits.shares(may_be_due);
+        let each = credits.each();
+        let more = |of: &EventType| {
+            let mut shares = shares.iter();
+            let share = shares.find(|(_, it)| it.kind == of.kind);
+            share.map_or(each, |(_, it)| it.most - it.busy)
+        };
+        of.iter().map(more).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_claim_leaves_a_quarter_however_many_types_fail() {
+        let (mut credits, failing) = twenty_that_fail();
+        let mut tried = BTreeSet::new();
+        for _ in 0..4 {
+            let offered = offered(&mut credits, &failing, true);
+            assert_eq!(offered.iter().sum::<usize>(), 6, "{offered:?}");
+            for (of, calls) in failing.iter().zip(offered) {
+                for _ in 0..calls {
+                    tried.insert(of.clone());
+                    credits.begin(of);
+                    credits.end(of, Duration::ZERO, Some(false), 1);
+                }
+            }
+        }
+        assert_eq!(tried.len(), 20, "each had its turn");
+    }
+
+    /// The types that fail are asked for their events once, in as many claims as that takes.
+    #[tokio::test(start_paused = true)]
+    async fn types_without_room_are_asked_next() {
+        let (mut credits, failing) = twenty_that_fail();
+        let mut asked = BTreeSet::new();
+        for claim in 1..=4 {
+            let offered = offered(&mut credits, &failing, claim == 1);
+            for (of, calls) in failing.iter().zip(offered) {
+                match calls {
+                    0 => assert!(!credits.wait(of)),
+                    _ => drop(asked.insert(of.clone())),
+                }
+            }
+            let is_next = credits.next(|_| true).is_some();
+            assert_eq!(is_next, claim < 4, "{claim}: {}", asked.len());
+        }
+        assert_eq!(asked.len(), 20);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_type_counts_as_slowed_once_it_makes_one_call_in_ten_seconds() {
+        let mut credits = Credits::new(32, CALLS);
+        let hangs = Duration::from_secs(30);
+        for _ in 0..24 {
+            assert!(credits.reserve(&rated()));
+        }
+        advance(hangs).await;
+        for chat in 0..24 {
+            credits.end(&rated(), hangs, Some(false), chat);
+        }
+        assert!(credits.is_slowed(&rated()));
+        assert_eq!(fail(&mut credits, &rated()), 0);
+        advance(SLOWEST).await;
+        assert_eq!(fail(&mut credits, &rated()), 1);
+        // Time alone slows nothing down that is not known to be slowed.
+        for chat in 0..10 {
+            credits.begin(&closed());
+            credits.end(&closed(), Duration::ZERO, Some(false), chat);
+        }
+        advance(LONG).await;
+        assert!(!credits.is_slowed(&closed()));
+        assert!(most(&mut credits, &closed()) > 1);
+    }
+
     #[tokio::test(start_paused = true)]
     async fn whoever_waits_is_told_of_room() {
         let mut credits = Credits::new(8, 2);
@@ -665,7 +809,7 @@ mod tests {
         assert_eq!(credits.next(|_| false), Some(Instant::now() + SECOND));
         advance(SECOND / 2).await;
         assert_eq!(credits.next(|_| false), Some(Instant::now() + SECOND / 2));
-        credits.shares();
+        credits.shares(true);
         assert_eq!(credits.next(|_| true), None, "it was asked");
         assert!(!credits.wait(&rated()));
         let route = rated().route;

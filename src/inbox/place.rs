@@ -24,6 +24,9 @@ pub struct Place {
 const MOST: usize = 100;
 const SEARCH: Duration = Duration::from_millis(40);
 
+/// More than an inbox has.
+const ROUTES: usize = 1_000;
+
 impl Inbox {
     /// Returns the place of an event in its lane, which says for which event of the same chat it waits.
     ///
@@ -52,13 +55,15 @@ impl Inbox {
         let is_unsettled = event.state.is_unsettled();
         // A dead letter may hold its lane. One that does not waits for nothing.
         if is_unsettled || event.state == EventState::Dead {
-            let blocked = self.blocked_lanes(Some(chat), None, 1).await?;
-            let mut blocked = blocked.into_iter();
-            place.blocked = blocked.find(|it| is_unsettled || it.event.id == event.id);
+            // A chat with this id has a lane at each route.
+            let blocked = self.blocked_lanes(Some(chat), None, ROUTES).await?;
+            let own = blocked.into_iter().find(|it| it.event.route == event.route);
+            place.blocked = own.filter(|it| is_unsettled || it.event.id == event.id);
         }
         if is_unsettled || place.is_held_by(event.id) {
             let states = EventState::ALL.into_iter().filter(|it| it.is_unsettled());
             let filter = Filter::default().states(states).chat(chat);
+            let filter = filter.routes([event.route.clone()]);
             let listed = self.list(&filter, Page::oldest(MOST).within(SEARCH));
             let listed = listed.await?;
             place.is_cut = listed.next(MOST).is_some();

@@ -51,7 +51,17 @@ pub struct Forgotten {
 }
 
 /// The most other events of a batch that a record has.
-pub(crate) const MOST_OTHERS: usize = 100;
+pub(crate) const MOST_OTHERS: usize = 20;
+
+/// Those of a batch that are nearest to an event, in their order. The ones before it begin with the nearest, as the ones
+/// after it do.
+pub(crate) fn nearest<T>(mut before: Vec<T>, mut after: Vec<T>) -> Vec<T> {
+    before.truncate(MOST_OTHERS.saturating_sub(after.len()).max(MOST_OTHERS / 2));
+    after.truncate(MOST_OTHERS - before.len());
+    before.reverse();
+    before.append(&mut after);
+    before
+}
 
 /// Forgets a chat in steps, and returns the number of bodies that were deleted.
 ///
@@ -320,7 +330,7 @@ pub struct EventRecord {
     /// Its place in its [batch](crate::docs::senders#batches), if it came in one. What is kept beside the item is deleted with
     /// the body.
     pub item: Option<Item>,
-    /// The other events of that batch, by the number of their items: the first 100.
+    /// The other events of that batch, by the number of their items: the 20 nearest to it.
     pub others: Vec<(u32, EventId)>,
     /// The attempts that did not succeed, oldest first, without snoozed and interrupted ones. A queue may keep only the
     /// latest: the queues of this crate keep 100.

@@ -78,7 +78,8 @@ impl Request<'_> {
                 both.cmd("ASKING").add_command(call.command.clone());
                 // Otherwise the error would not say where the key is.
                 both.ignore_errors();
-                let (_, answer): (Value, Value) = both.query_async(connection).await?;
+                let (asking, answer): (Value, Value) = both.query_async(connection).await?;
+                asking.extract_error()?;
                 Ok(from_redis_value(answer.extract_error()?)?)
             }
         }

@@ -183,8 +183,9 @@ impl Cluster {
     fn member(&self, by: &Member, address: &str) -> RedisResult<Arc<Member>> {
         let parts = address.rsplit_once(':');
         let parts = parts.and_then(|(host, port)| Some((host, port.parse().ok()?)));
-        let Some((host, port)) = parts else {
-            let text = format!("the cluster names a server `{address}`");
+        // With `?`, the cluster does not know the host either.
+        let Some((host, port)) = parts.filter(|(host, _)| *host != "?") else {
+            let text = format!("the cluster does not say where its server `{address}` is");
             return Err(io::Error::other(text).into());
         };
         let host = if host.is_empty() { &by.host } else { host };
@@ -276,4 +277,35 @@ async fn first_view(members: Vec<Arc<Member>>) -> RedisResult<View> {
         }
     }
     Err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use redis::IntoConnectionInfo;
+
+    use super::*;
+
+    #[test]
+    fn a_server_is_known_by_the_host_that_another_one_names() {
+        let named = "redis://named:1".into_connection_info().unwrap();
+        let by = Member::new(named.clone()).unwrap();
+        let view = View {
+            is_ok: true,
+            ranges: Vec::new(),
+        };
+        let cluster = Cluster::new(vec![named], view).unwrap();
+        for (address, host) in [
+            ("10.0.0.1:2", "10.0.0.1"),
+            (":2", "named"),
+            ("::1:2", "::1"),
+        ] {
+            let member = cluster.member(&by, address).unwrap();
+            assert_eq!(member.host, host);
+        }
+        for address in ["?:2", "named", "named:"] {
+            let error = cluster.member(&by, address).err().unwrap();
+            assert!(error.to_string().contains(address), "{error}");
+        }
+        assert_eq!(lock(&cluster.known).members.len(), 3);
+    }
 }

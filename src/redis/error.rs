@@ -4,6 +4,7 @@ use std::error::Error;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
+use crate::error::Chain;
 use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
 
 /// Whether the error comes from a server that can still answer.
@@ -76,6 +77,8 @@ pub(super) enum ServerError {
         at: String,
         name: String,
     },
+    /// None of the servers that the URL names leads to a cluster, each for its own reason.
+    NoneOf(Vec<ServerError>),
     /// The servers at the addresses are no sentinels.
     NoSentinel(String, RedisError),
     /// The URL names several servers, of which the one at the address is not part of a cluster.
@@ -119,6 +122,14 @@ impl ServerError {
         }
     }
 
+    /// Why the only server, or each of several, was refused.
+    pub(super) fn of_all(mut refused: Vec<Self>) -> Self {
+        match refused.len() {
+            1 => refused.remove(0),
+            _ => Self::NoneOf(refused),
+        }
+    }
+
     fn kind(&self) -> OpenErrorKind {
         match self {
             Self::InvalidUrl(_) => OpenErrorKind::InvalidUrl,
@@ -126,6 +137,12 @@ impl ServerError {
             Self::Unauthenticated(..) => OpenErrorKind::Denied,
             Self::Failed(_, error) if is_forbidden(error) => OpenErrorKind::Denied,
             Self::Unreachable(..) | Self::Failed(..) => OpenErrorKind::Unavailable,
+            // What waiting does not mend comes first.
+            Self::NoneOf(each) => {
+                let mut kinds = each.iter().map(Self::kind);
+                let lasting = kinds.find(|kind| *kind != OpenErrorKind::Unavailable);
+                lasting.unwrap_or(OpenErrorKind::Unavailable)
+            }
             Self::TooOld { .. }
             | Self::Replica
             | Self::Evicts { .. }
@@ -162,6 +179,7 @@ errors! {
             before its time, which is then handled again: set it to `noeviction`, or use a server of its own";
         Self::Sentinel { at, name } => "the server at {at} is a sentinel, which only knows where the primary is: write \
             `redis+sentinel://{at}/{name}`, with the addresses of all sentinels";
+        Self::NoneOf(each) => "none of the Redis servers that the URL names leads to a cluster: {}", reasons(each);
         Self::NoSentinel(at, source) => "the URL names {at}, and no sentinel is there: give the addresses of sentinels, whose \
             port is 26379 unless it was changed" => cause(source);
         Self::NoCluster(at) => "the URL names several servers, and the one at {at} is not part of a cluster: name the \
@@ -171,6 +189,12 @@ errors! {
         Self::Uncovered { at, slots } => "the Redis server at {at} knows who has {slots} of the 16384 slots of its cluster: \
             give the others to a server, because events whose keys are there cannot be recorded";
     }
+}
+
+/// Each with its cause, which the list has no source for.
+fn reasons(each: &[ServerError]) -> String {
+    let each: Vec<_> = each.iter().map(|it| Chain(it).to_string()).collect();
+    each.join("; ")
 }
 
 /// The error, or its cause where its text is the same and would be shown twice.
@@ -186,7 +210,6 @@ mod tests {
     use std::io;
 
     use super::*;
-    use crate::error::Chain;
 
     #[test]
     fn a_cause_is_shown_once() {

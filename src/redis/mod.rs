@@ -33,9 +33,13 @@ use crate::store::{
 /// success, for as long as the server has the record: see its [persistence, requirements and
 /// rights](crate::docs::stores#redis) and [size](crate::docs::stores#size). Each operation is one script, and so one atomic
 /// step, by the server's clock. A claim that the server lost is noticed by the next renewal, at a third of the lease;
-/// until then, a second delivery can be handled beside the first. A failover of a cluster or by sentinels is answered with
-/// 503, for about 4 seconds where a server counts as away after 2; keep the lease longer than that. When the memory is full, new events are answered with
+/// until then, a second delivery can be handled beside the first. When the memory is full, new events are answered with
 /// 503, and those in flight can still be recorded.
+///
+/// A failover is answered with 503. Where a server counts as away after 2 seconds, it took 4 in a cluster, and up to 19
+/// behind sentinels. Keep the [`lease`](crate::Webhooks::lease) at 30 seconds or more (60 is the default), because a success
+/// must be recorded before it ends. A claim that was recorded and not answered is held until its lease ends: until then, the
+/// event is answered with 409.
 ///
 /// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a
 /// [`store_timeout`](crate::Webhooks::store_timeout) above that has no effect. With a shorter one, a

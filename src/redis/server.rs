@@ -28,7 +28,7 @@ pub(super) async fn open(url: &str, scripts: &Scripts) -> Result<Servers, OpenEr
         check(&connection, report, scripts).await?;
         return Ok(Servers::One(connection.into()));
     }
-    let mut refused = None;
+    let mut refused = Vec::new();
     for server in &servers {
         match first_contact(server).await {
             Ok(Contact::Single(connection, report)) if servers.len() == 1 => {
@@ -45,11 +45,10 @@ pub(super) async fn open(url: &str, scripts: &Scripts) -> Result<Servers, OpenEr
                 check_all(&cluster, scripts).await?;
                 return Ok(Servers::Cluster(Arc::new(cluster)));
             }
-            Err(error) => refused = Some(error),
+            Err(error) => refused.push(error),
         }
     }
-    // A URL without a host is invalid, so one was asked.
-    Err(refused.unwrap_or(ServerError::Replica).into())
+    Err(ServerError::of_all(refused).into())
 }
 
 enum Contact {

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::challenge::is_empty;
 use super::error::SignatureError;
-use super::query::Query;
+use super::query::{Query, encode};
 use super::rare::{Elsewhere, Rare};
 use super::scheme::{Claim, Elements, Head, Scheme};
 use super::tag::{MOST_TAGS, Tag};
@@ -34,14 +34,13 @@ impl Scheme {
         })
     }
 
-    /// A tag as it stands in a query.
-    pub(crate) fn in_query(&self, tag: &[u8]) -> String {
-        let text = format!("{}{}", self.prefix, self.written(tag).unwrap_or_default());
-        // All other characters of tags mean nothing else there.
-        text.replace('%', "%25")
-            .replace('+', "%2B")
-            .replace('=', "%3D")
-            .replace('&', "%26")
+    /// The query parameter with a tag, such as `signature=…`. `None` if it stands elsewhere.
+    pub(crate) fn in_query(&self, tag: &[u8]) -> Option<String> {
+        let (name, tag) = (encode(self.parameter()?), self.written(tag)?);
+        Some(format!(
+            "{name}={}",
+            encode(&format!("{}{tag}", self.prefix))
+        ))
     }
 
     /// Whether a token stands in the body.
@@ -108,7 +107,33 @@ impl Scheme {
         })
     }
 
-    /// The lists of elements of a request: one at least.
+    /// What the signature headers of a request hold, by which it is verified: one list at least.
+    pub(super) fn lists<'a>(&self, head: Head<'a>) -> Result<Vec<Elements<'a>>, SignatureError> {
+        match &self.rare {
+            None => Ok(vec![self.elements_of(head.headers)?]),
+            Some(rare) => self.lists_of(rare, head),
+        }
+    }
+
+    /// Whether several lines of a header are one list.
+    pub(super) fn is_lenient(&self) -> bool {
+        self.rare.as_ref().is_some_and(|it| it.is_lenient)
+    }
+
+    /// The lists in a line: the line itself, unless several may stand there.
+    pub(super) fn lists_in<'a>(&self, line: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        let between = self.rare.as_ref().and_then(|it| it.lists);
+        let lists = line.split(move |&byte| Some(byte) == between);
+        lists.filter(move |it| between.is_none() || !it.is_empty())
+    }
+
+    /// The elements of a list.
+    pub(super) fn elements_in<'a>(&self, list: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+        let (split, is_lenient) = (self.split, self.is_lenient());
+        let elements = list.split(move |&byte| Some(byte) == split);
+        elements.map(move |it| if is_lenient { it.trim_ascii() } else { it })
+    }
+
     fn lists_of<'a>(
         &self,
         rare: &Rare,
@@ -156,27 +181,14 @@ impl Scheme {
         line: &'a [u8],
         lists: &mut Vec<Elements<'a>>,
     ) -> Result<(), SignatureError> {
-        let Some(split) = self.split else {
-            return self.element(line, &mut lists[0]);
-        };
         let each = |list: &'a [u8], read: &mut Elements<'a>| {
-            let mut elements = list.split(|&byte| byte == split);
-            elements.try_for_each(|element| {
-                let element = if rare.is_lenient {
-                    element.trim_ascii()
-                } else {
-                    element
-                };
-                self.element(element, read)
-            })
+            let mut elements = self.elements_in(list);
+            elements.try_for_each(|element| self.element(element, read))
         };
-        let Some(between) = rare.lists else {
+        if rare.lists.is_none() {
             return each(line, &mut lists[0]);
-        };
-        let parts = line
-            .split(|&byte| byte == between)
-            .filter(|it| !it.is_empty());
-        let parts: Vec<_> = parts.take(MOST_LISTS + 1).collect();
+        }
+        let parts: Vec<_> = self.lists_in(line).take(MOST_LISTS + 1).collect();
         if !(1..=MOST_LISTS).contains(&parts.len()) {
             return Err(SignatureError::Malformed);
         }

@@ -129,7 +129,7 @@ struct Policy {
     disable_after: Option<u32>,
     /// How long it waits for an answer.
     deadline: Option<u32>,
-    /// How long its retries repeat the same bytes, with the same timestamp.
+    /// How long its retries may repeat the same bytes, with the same timestamp.
     repeats_for: Option<u32>,
 }
 

@@ -2,11 +2,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use http::{HeaderMap, HeaderName};
+use http::{HeaderName, HeaderValue};
 use sha2::{Digest, Sha256};
 
 use super::error::SignatureError;
-use super::scheme::{Algorithm, At, Coding, Piece, Scheme, Timestamps, millis, only};
+use super::scheme::{Algorithm, At, Coding, Head, Piece, Scheme, Timestamps, millis, only};
 
 /// A step of an [`Explanation`](crate::signature::Explanation).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,59 +67,80 @@ pub(crate) fn digest_of(bytes: &[u8]) -> String {
 }
 
 impl Scheme {
-    /// What the signature headers hold, element by element.
-    pub(crate) fn explain(&self, headers: &HeaderMap) -> Vec<Step> {
+    /// What the signature headers hold, element by element. Something is wrong only if the verification refuses it.
+    pub(crate) fn explain(&self, head: Head<'_>) -> Vec<Step> {
         let mut steps = Vec::new();
         for name in &self.headers {
-            let values: Vec<_> = headers.get_all(name).iter().collect();
-            match values[..] {
-                [] => {}
-                [value] => {
-                    steps.push(Step::right(format!("the header `{name}` is there once")));
-                    self.elements_in(name, value.as_bytes(), &mut steps);
-                }
-                _ => {
-                    let text = format!(
-                        "the header `{name}` is there {} times, and not once",
-                        values.len()
-                    );
+            let values = head.headers.get_all(name).iter();
+            let lines: Vec<_> = values.map(HeaderValue::as_bytes).collect();
+            steps.push(match lines.len() {
+                0 => continue,
+                1 => Step::right(format!("the header `{name}` is there once")),
+                count if self.is_lenient() => Step::right(format!(
+                    "the header `{name}` is there {count} times, as one list"
+                )),
+                count => {
+                    let text = format!("the header `{name}` is there {count} times, and not once");
                     steps.push(Step::wrong(text));
+                    continue;
                 }
+            });
+            self.explain_lines(name, &lines, &mut steps);
+        }
+        // Several headers may have the tag, and an element may be there again with a value.
+        if self.lists(head).is_ok() {
+            for step in steps.iter_mut().filter(|it| it.finding == Finding::Wrong) {
+                step.finding = Finding::Note;
             }
         }
         steps
     }
 
-    fn elements_in(&self, name: &HeaderName, value: &[u8], steps: &mut Vec<Step>) {
+    fn explain_lines(&self, name: &HeaderName, lines: &[&[u8]], steps: &mut Vec<Step>) {
         let Some(split) = self.split else {
-            return steps.push(self.tag_in(name, value));
+            return steps.extend(lines.iter().map(|line| self.tag_in(name, line)));
         };
-        let mut tags = 0;
-        for element in value.split(|&byte| byte == split) {
-            if element.starts_with(self.prefix.as_bytes()) {
-                tags += 1;
-                steps.push(self.tag_in(name, element));
-                continue;
-            }
-            let mut parts = element.splitn(2, |&byte| byte == b'=');
-            let found = cut(parts.next().unwrap_or_default());
-            let is_read = self.elements().any(|it| it == found);
-            steps.push(match (is_read, parts.next()) {
-                (true, Some(value)) => {
-                    Step::right(format!("its element `{found}` is `{}`", cut(value)))
+        // Of each list.
+        let mut tags = vec![0];
+        for line in lines {
+            for (number, list) in self.lists_in(line).enumerate() {
+                tags.resize(tags.len().max(number + 1), 0);
+                for element in self.elements_in(list) {
+                    let is_tag = element.starts_with(self.prefix.as_bytes());
+                    tags[number] += usize::from(is_tag);
+                    steps.push(match is_tag {
+                        true => self.tag_in(name, element),
+                        false => self.explain_element(element),
+                    });
                 }
-                (true, None) => Step::wrong(format!(
-                    "its element `{found}` has no value: expected `{found}=`"
-                )),
-                (false, _) => Step::note(format!("its element `{found}` is skipped")),
-            });
+            }
         }
-        if tags == 0 {
+        if tags.contains(&0) {
             let expected = format!("`{name}` has no element that begins with `{}`", self.prefix);
             steps.push(Step::wrong(format!(
                 "{expected}, separated by {:?}",
                 char::from(split)
             )));
+        }
+    }
+
+    /// What an element is that is no tag.
+    fn explain_element(&self, element: &[u8]) -> Step {
+        let mut parts = element.splitn(2, |&byte| byte == b'=');
+        let found = parts.next().unwrap_or_default();
+        let is_read = self.elements().any(|it| it.as_bytes() == found);
+        match (is_read, parts.next()) {
+            (true, Some(value)) => {
+                Step::right(format!("its element `{}` is `{}`", cut(found), cut(value)))
+            }
+            (true, None) => {
+                let found = cut(found);
+                Step::wrong(format!(
+                    "its element `{found}` has no value: expected `{found}=`"
+                ))
+            }
+            // It may be the signature of another version.
+            (false, _) => Step::note(format!("its element {} is skipped", start_of(found))),
         }
     }
 
@@ -183,15 +204,23 @@ impl Scheme {
         }
     }
 
-    /// Whether the timestamp of the head is in its window, and how far it is off.
-    pub(crate) fn explain_time(&self, headers: &HeaderMap, now: SystemTime) -> Option<Step> {
-        let time = self.timestamp.as_ref()?;
-        let text = match &time.at {
-            At::Header(name) => only(headers, name).ok()?.to_vec(),
-            At::Element(name) => self.elements_of(headers).ok()?.source(name).ok()?.to_vec(),
-            At::Body(_) => return None,
+    /// Whether the timestamps of the head are in their window, and how far they are off: one of each list of elements.
+    pub(crate) fn explain_time(&self, head: Head<'_>, now: SystemTime) -> Vec<Step> {
+        let Some(time) = &self.timestamp else {
+            return Vec::new();
         };
-        Some(time.explain(&text, now))
+        let texts: Vec<_> = match &time.at {
+            At::Header(name) => only(head.headers, name).into_iter().collect(),
+            At::Element(name) => {
+                let lists = self.lists(head).unwrap_or_default();
+                let texts = lists.iter().filter_map(|it| it.source(name).ok());
+                texts.collect()
+            }
+            At::Body(_) => Vec::new(),
+        };
+        let mut steps: Vec<_> = texts.iter().map(|text| time.explain(text, now)).collect();
+        steps.dedup();
+        steps
     }
 
     /// The pieces of what is signed, in their order.
@@ -240,8 +269,12 @@ impl Timestamps {
     }
 }
 
-/// A text of the request that is no payload, at most 64 bytes of it.
+/// The longest text that is shown, such as a time in RFC 3339: a signature in its place is cut.
+const LONGEST: usize = 36;
+
+/// A text of the request that is no payload.
 fn cut(text: &[u8]) -> String {
-    let rest = if text.len() > 64 { "…" } else { "" };
-    format!("{}{rest}", text[..text.len().min(64)].escape_ascii())
+    let rest = if text.len() > LONGEST { "…" } else { "" };
+    let shown = &text[..text.len().min(LONGEST)];
+    format!("{}{rest}", shown.escape_ascii())
 }

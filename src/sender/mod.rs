@@ -35,7 +35,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Request};
 use sha2::Sha256;
 
 use self::batch::Batch;
-pub(crate) use self::batch::{Part, Parts};
+pub(crate) use self::batch::{ItemKinds, Part, Parts};
 pub use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 pub use self::error::SignatureError;
@@ -406,6 +406,20 @@ impl Sender {
         })
     }
 
+    /// Whether equal bodies under other keys, or without any, are different events. Otherwise, they are one event: the
+    /// [replay guard](crate::Webhooks::replay_guard) refuses the second one, or their keys are equal, too.
+    #[must_use]
+    pub fn has_equal_bodies(&self) -> bool {
+        let is_free = |scheme: &Scheme| {
+            let mut keys = scheme.key.iter();
+            scheme.key.is_empty() || keys.any(|it| it.header().is_some() && !scheme.covers(it))
+        };
+        // The keys of items are made of the body.
+        !self.has_batches()
+            && !self.needs_replay_guard()
+            && self.described.schemes.iter().any(is_free)
+    }
+
     /// Whether equal bodies under other keys are a replay.
     pub(crate) fn needs_replay_guard(&self) -> bool {
         let it = &self.described;
@@ -512,11 +526,21 @@ impl Sender {
 pub(crate) struct Batches {
     sender: Sender,
     kept: Option<Arc<BTreeSet<EventKind>>>,
+    /// For whoever watches the delivery.
+    kinds: Option<ItemKinds>,
 }
 
 impl Batches {
-    pub(crate) fn new(sender: Sender, kept: Option<Arc<BTreeSet<EventKind>>>) -> Self {
-        Self { sender, kept }
+    pub(crate) fn new(
+        sender: Sender,
+        kept: Option<Arc<BTreeSet<EventKind>>>,
+        kinds: Option<ItemKinds>,
+    ) -> Self {
+        Self {
+            sender,
+            kept,
+            kinds,
+        }
     }
 
     /// That of a request whose delivery is not yet split.
@@ -529,11 +553,20 @@ impl Batches {
     }
 
     pub(crate) fn parts(&self, delivery: &RawDelivery) -> Parts {
-        self.sender.parts(delivery)
+        let parts = self.sender.parts(delivery);
+        if let (Some(kinds), Parts::Items(parts)) = (&self.kinds, &parts) {
+            kinds.note(parts, delivery);
+        }
+        parts
     }
 
     pub(crate) fn keeps(&self, kind: &EventKind) -> bool {
         self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
+    }
+
+    /// Whether an item is kept. Each is whose event type cannot be read.
+    pub(crate) fn keeps_part(&self, part: &Part) -> bool {
+        part.kind.as_ref().map_or(true, |kind| self.keeps(kind))
     }
 }
 

@@ -136,15 +136,53 @@ impl Pointer {
 pub(crate) struct Pointers {
     field: &'static str,
     list: Vec<Pointer>,
-    /// The number of deliveries without a value, until there was one, or [`DONE`].
-    misses: Arc<AtomicU8>,
+    misses: Misses,
 }
+
+/// Whether a delivery had what a field of a description points to. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Misses(
+    /// The number of deliveries that had nothing, until one had, or [`DONE`].
+    Arc<AtomicU8>,
+);
 
 /// After so many deliveries without a value, a warning says so.
 const MOST_MISSES: u8 = 100;
 
 /// A value was found once, or the warning was written.
 const DONE: u8 = u8::MAX;
+
+impl Misses {
+    /// Whether there is nothing to note any more.
+    pub(super) fn is_done(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == DONE
+    }
+
+    pub(super) fn found(&self) {
+        self.0.store(DONE, Ordering::Relaxed);
+    }
+
+    /// Notes that a delivery had nothing. If none of the first 100 had anything, a warning says so: `to` is what should stand
+    /// there, and `last` what does.
+    pub(super) fn missed<T: fmt::Display>(&self, field: &str, to: &str, at: &[T], last: &str) {
+        let next = |misses| match misses {
+            DONE => None,
+            _ if misses + 1 >= MOST_MISSES => Some(DONE),
+            _ => Some(misses + 1),
+        };
+        let before = (self.0).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        if before == Ok(MOST_MISSES - 1) {
+            let pointers: Vec<_> = at.iter().map(ToString::to_string).collect();
+            tracing::warn!(
+                field,
+                pointers = pointers.join(", "),
+                last,
+                "the description of the sender points to {to} that none of the first 100 deliveries had: correct the \
+                 pointer, or leave the field out"
+            );
+        }
+    }
+}
 
 /// As "`/type`, else `/kind`".
 impl fmt::Display for Pointers {
@@ -164,11 +202,10 @@ impl PartialEq for Pointers {
 
 impl Pointers {
     pub(super) fn new(field: &'static str, list: Vec<Pointer>) -> Self {
-        let misses = Arc::default();
         Self {
             field,
             list,
-            misses,
+            misses: Misses::default(),
         }
     }
 
@@ -230,7 +267,7 @@ impl Pointers {
         find: impl FnMut(usize, &Pointer) -> Result<Found<'a>, Unclear>,
     ) -> Result<Option<Cow<'a, str>>, Unclear> {
         let found = self.first(find);
-        if !self.is_empty() && self.misses.load(Ordering::Relaxed) != DONE {
+        if !self.is_empty() && !self.misses.is_done() {
             self.note(&found);
         }
         found
@@ -238,30 +275,13 @@ impl Pointers {
 
     #[cold]
     fn note(&self, found: &Result<Option<Cow<'_, str>>, Unclear>) {
-        if matches!(found, Ok(Some(_))) {
-            self.misses.store(DONE, Ordering::Relaxed);
-            return;
-        }
-        let next = |misses| match misses {
-            DONE => None,
-            _ if misses + 1 >= MOST_MISSES => Some(DONE),
-            _ => Some(misses + 1),
+        let last = match found {
+            Ok(Some(_)) => return self.misses.found(),
+            Ok(None) => "nothing stands there".to_owned(),
+            Err(unclear) => unclear.to_string(),
         };
-        let before = (self.misses).fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
-        if before == Ok(MOST_MISSES - 1) {
-            let pointers: Vec<_> = self.list.iter().map(ToString::to_string).collect();
-            let last = match found {
-                Err(unclear) => unclear.to_string(),
-                Ok(_) => "nothing stands there".to_owned(),
-            };
-            tracing::warn!(
-                field = self.field,
-                pointers = pointers.join(", "),
-                last,
-                "the description of the sender points to a string or an integer that none of the first 100 deliveries \
-                 had: correct the pointer, or leave the field out"
-            );
-        }
+        let to = "a string or an integer";
+        self.misses.missed(self.field, to, &self.list, &last);
     }
 }
 

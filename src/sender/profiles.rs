@@ -203,7 +203,14 @@ impl Sender {
         };
         let file = Self::profile(name).ok_or_else(|| {
             let known = Self::PROFILES.join(", ");
-            wrong(format!("there is no such profile: use one of {known}"))
+            wrong(match name {
+                "twilio" | "mailgun" => {
+                    "no description says how it signs: in a program of yours, `Webhooks::verified_by` takes a verifier, such as \
+                     `signature::Twilio` or `signature::Mailgun`"
+                        .to_owned()
+                }
+                _ => format!("there is no such profile: use one of {known}"),
+            })
         })?;
         let description: Result<Description, _> = serde_json::from_str(file);
         let mut description = description.map_err(|error| wrong(error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Reads the query of a URL, as forms write it.
+//! Reads and writes the query of a URL, as forms do.
 
 /// A query that anybody can send.
 pub(super) struct Query<'a>(pub(super) &'a str);
@@ -48,6 +48,18 @@ pub(crate) fn decode(text: &str) -> Option<Vec<u8>> {
         });
     }
     Some(decoded)
+}
+
+/// Writes a text as forms do.
+pub(super) fn encode(text: &str) -> String {
+    let byte = |byte: u8| match byte {
+        b' ' => "+".to_owned(),
+        byte if byte.is_ascii_alphanumeric() || b"-_.*".contains(&byte) => {
+            char::from(byte).to_string()
+        }
+        byte => format!("%{byte:02X}"),
+    };
+    text.bytes().map(byte).collect()
 }
 
 #[cfg(test)]

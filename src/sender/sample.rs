@@ -4,6 +4,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 
 use super::media::Media;
+use super::query::encode;
 use super::rare::Elsewhere;
 use super::scheme::{Place, Scheme};
 use super::{Algorithm, Sender};
@@ -118,12 +119,13 @@ impl Sender {
         let Ok(mut body) = serde_json::from_slice::<Value>(delivery.body()) else {
             return delivery;
         };
+        let written = scheme.written(secret.as_bytes()).unwrap_or_default();
+        let token = json!(format!("{}{written}", scheme.prefix));
         let mut has_put = false;
         for place in scheme.elsewhere() {
-            let token = json!(format!("{}{secret}", scheme.prefix));
             has_put |= match place {
                 Elsewhere::Query(_) => false,
-                Elsewhere::Body(pointers) => pointers.put(&mut body, token).is_some(),
+                Elsewhere::Body(pointers) => pointers.put(&mut body, token.clone()).is_some(),
                 Elsewhere::Each { array, token: at } => {
                     let elements = body.pointer_mut(&array.to_string());
                     let elements = elements.and_then(Value::as_array_mut).into_iter();
@@ -166,6 +168,28 @@ impl Sender {
         value.set_sensitive(true);
         Some((name.clone(), value))
     }
+
+    /// Returns the query parameter in which this sender sends its secret as a token, such as `token=…`. `None` for a sender
+    /// that signs, or sends its token elsewhere.
+    ///
+    /// ```
+    /// use tower_webhook::Sender;
+    ///
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let acme = r#"{"name": "acme", "signature": {"headers": ["?token"], "algorithm": "token"}}"#;
+    /// let acme = Sender::from_json(acme)?;
+    /// assert_eq!(acme.token_query("a secret").as_deref(), Some("token=a+secret"));
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn token_query(&self, secret: &str) -> Option<String> {
+        let scheme = &self.described().schemes()[0];
+        let is_token = scheme.algorithm == Algorithm::Token;
+        is_token
+            .then(|| scheme.in_query(secret.as_bytes()))
+            .flatten()
+    }
 }
 
 /// The fields of an object as a form. A field that is an object becomes JSON.
@@ -176,18 +200,7 @@ fn form(object: &Value) -> String {
             Value::String(text) => text.clone(),
             value => value.to_string(),
         };
-        format!("{}={}", encoded(name), encoded(&value))
+        format!("{}={}", encode(name), encode(&value))
     });
     fields.collect::<Vec<_>>().join("&")
-}
-
-fn encoded(text: &str) -> String {
-    let byte = |byte: u8| match byte {
-        b' ' => "+".to_owned(),
-        byte if byte.is_ascii_alphanumeric() || b"-_.*".contains(&byte) => {
-            char::from(byte).to_string()
-        }
-        byte => format!("%{byte:02X}"),
-    };
-    text.bytes().map(byte).collect()
 }

@@ -231,6 +231,16 @@ pub(crate) struct Bounds {
 const LEAST_TIME: Duration = Duration::from_secs(2);
 const PACE: u64 = 32 * 1024;
 
+/// A large body has a second more for each of these after the first. They must have arrived: a length that is claimed, or
+/// bytes that drip, buy no time.
+const LARGE: usize = 1024 * 1024;
+
+/// What a body has earned by what has arrived.
+fn more_time(received: usize) -> Duration {
+    let large = received.saturating_sub(LARGE) as u64;
+    Duration::from_millis(large.saturating_mul(1000) / LARGE as u64)
+}
+
 impl Bounds {
     /// The time limit of a body. A body of unknown length may be the largest one.
     fn time(&self, declared: Option<u64>) -> Duration {
@@ -250,6 +260,9 @@ pin_project! {
         // Taken when the body is complete.
         content: Option<Content>,
         limit: Deadline,
+        // All time that it had until the limit, and what it had earned of it.
+        time: Duration,
+        earned: Duration,
     }
 }
 
@@ -280,11 +293,14 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
                 number: None,
             },
         };
+        let time = bounds.time(declared);
         Ok(Self {
             body,
             ended: false,
             content: Some(content),
-            limit: Deadline::new(bounds.time(declared)),
+            limit: Deadline::new(time),
+            time,
+            earned: Duration::ZERO,
         })
     }
 }
@@ -331,10 +347,17 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
         }
 
         // Also after a slice: a body that always has a next frame must end in time, too.
-        ready!(this.limit.poll_unpin(cx));
-        Poll::Ready(Err(Refusal::BodyTimeout {
-            limit: this.limit.duration(),
-        }))
+        loop {
+            ready!(this.limit.poll_unpin(cx));
+            let received = this.content.as_ref().map_or(0, |it| it.bytes.len());
+            let earned = more_time(received);
+            let more = earned.saturating_sub(*this.earned);
+            if more.is_zero() {
+                return Poll::Ready(Err(Refusal::BodyTimeout { limit: *this.time }));
+            }
+            (*this.earned, *this.time) = (earned, *this.time + more);
+            *this.limit = Deadline::new(more);
+        }
     }
 }
 
@@ -806,6 +829,56 @@ mod tests {
             assert!(matches!(slow, Err(Refusal::BodyTimeout { limit }) if limit == time));
             assert_eq!(start.elapsed().as_secs(), seconds);
         }
+    }
+
+    /// A part of 1 MiB after each such time.
+    struct Parts(Interval, usize);
+
+    impl Body for Parts {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            static PART: [u8; 1 << 20] = [7; 1 << 20];
+            if self.1 == 0 {
+                return Poll::Ready(None);
+            }
+            std::task::ready!(self.0.poll_tick(cx));
+            self.1 -= 1;
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&PART)))))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_body_has_time_by_what_has_arrived() {
+        let bounds = bounds(25 << 20, 64 << 20);
+        let parts = |millis| Parts(interval(Duration::from_millis(millis)), 25);
+        let start = Instant::now();
+        for declared in [None, Some(25 << 20)] {
+            let body = complete(parts(1_200), declared, &bounds).await;
+            assert_eq!(body.unwrap().len(), 25 << 20, "{declared:?}");
+        }
+        assert!(start.elapsed() > Duration::from_secs(2 * 28));
+
+        // Half a MiB a second is too slow, and a claimed length buys no time.
+        for (body, seconds) in [(parts(2_000), 19..=20), (parts(60_000), 10..=10)] {
+            let start = Instant::now();
+            let slow = complete(body, Some(25 << 20), &bounds).await;
+            let Err(Refusal::BodyTimeout { limit }) = slow else {
+                panic!("{slow:?}");
+            };
+            assert!(seconds.contains(&start.elapsed().as_secs()), "{limit:?}");
+            assert!(start.elapsed() >= limit && limit >= bounds.timeout);
+        }
+        let small = self::bounds(1 << 20, 1 << 20);
+        let start = Instant::now();
+        let slow = complete(parts(60_000), None, &small).await;
+        assert!(matches!(slow, Err(Refusal::BodyTimeout { limit }) if limit == small.timeout));
+        assert_eq!(start.elapsed().as_secs(), 10);
+        assert_eq!(bounds.used() + small.used(), 0);
     }
 
     #[tokio::test]

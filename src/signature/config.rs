@@ -17,7 +17,7 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::route::RouteName;
 use crate::sender::{Batches, Reply, Sender, SignatureError};
-use crate::telemetry::{Observers, Throttle};
+use crate::telemetry::{DeliveryWatch, Observers, Throttle};
 use crate::verified::Verified;
 
 #[derive(Clone, Debug)]
@@ -94,8 +94,13 @@ impl Config {
 
     /// Passes on that a delivery may have several events, each of which has a kind.
     #[cold]
-    pub(super) fn with_items(&self, verified: Verified, head: &mut Parts) -> Verified {
-        let batches = Batches::new(self.sender.clone(), self.kept.clone());
+    pub(super) fn with_items(
+        &self,
+        verified: Verified,
+        head: &mut Parts,
+        watch: &mut DeliveryWatch,
+    ) -> Verified {
+        let batches = Batches::new(self.sender.clone(), self.kept.clone(), watch.items());
         head.extensions.insert(batches);
         verified.with_items()
     }

@@ -72,17 +72,15 @@ impl Sender {
     #[must_use]
     pub fn explain(&self, secrets: &Secrets, request: &Request<Bytes>) -> Explanation {
         let mut steps = Vec::new();
-        let is_signed = match (request.method(), request.uri().query()) {
-            (&Method::POST, _) => self.explain_post(secrets, request, &mut steps),
-            (&Method::GET | &Method::HEAD | &Method::OPTIONS, _) => {
-                steps.push(match self.greeted(&request.clone().into_parts().0, |_| Some(Vec::new())) {
-                    Some(Ok(reply)) => Step::right(format!("it is a challenge, answered with {}", reply.status)),
-                    Some(Err(reason)) => Step::wrong(reason),
-                    None => Step::wrong("it is no challenge that the description names, and deliveries are sent with POST"),
-                });
+        let is_signed = match request.method() {
+            &Method::POST => self.explain_post(secrets, request, &mut steps),
+            &Method::GET | &Method::HEAD | &Method::OPTIONS => {
+                steps.push(self.explain_greeting(request).unwrap_or_else(|| {
+                    Step::wrong("it is no challenge that the description names, and deliveries are sent with POST")
+                }));
                 false
             }
-            (method, _) => {
+            method => {
                 let text = format!("the method is {method}: deliveries are sent with POST");
                 steps.push(Step::wrong(text));
                 false
@@ -98,7 +96,22 @@ impl Sender {
         steps: &mut Vec<Step>,
     ) -> bool {
         let (headers, body) = (request.headers(), request.body());
-        match declared_length(headers) {
+        let head = Head::of_post(Some(request.uri()), headers);
+        let now = self.now();
+        let mut claim = self.described().claim(head, || now);
+        let declared = declared_length(headers);
+        let handshake = self.described().handshake();
+        let brings_secret = matches!(claim, Err(SignatureError::Missing))
+            && handshake.is_some_and(|it| it.in_head(headers).is_some());
+        // As in the layer: a challenge without a signature is looked for after a refusal.
+        if (claim.is_err() || declared.is_err())
+            && !brings_secret
+            && let Some(greeting) = self.explain_greeting(request)
+        {
+            steps.push(greeting);
+            return false;
+        }
+        match declared {
             Ok(Some(length)) if length != body.len() as u64 => {
                 let text = format!(
                     "`Content-Length` is {length}, and the body has {} bytes",
@@ -112,14 +125,11 @@ impl Sender {
         if let Err(error) = check(self, secrets) {
             steps.push(Step::wrong(Chain(&error).to_string()));
         }
-        let now = self.now();
         let scheme = self.described().scheme(headers);
-        let found = scheme.explain(headers);
+        let found = scheme.explain(head);
         let is_in_form = found.iter().all(|it| it.finding != Finding::Wrong);
         steps.extend(found);
-        let head = Head::of_post(Some(request.uri()), headers);
-        let mut claim = self.described().claim(head, || now);
-        steps.extend(scheme.explain_time(headers, now));
+        steps.extend(scheme.explain_time(head, now));
         if let Err(SignatureError::Stale { age, .. }) = claim {
             // As when it was sent: whether the signature is right is another question.
             if let Some(then) = when(now, age) {
@@ -142,7 +152,6 @@ impl Sender {
                         expected.unwrap_or_default()
                     )));
                 }
-                let handshake = self.described().handshake();
                 let is_one =
                     |it: &Handshake| it.in_head(headers).is_some() || it.in_body(body).is_some();
                 if error == SignatureError::Missing && handshake.is_some_and(is_one) {
@@ -164,6 +173,18 @@ impl Sender {
             self.explain_event(request, steps);
         }
         is_signed
+    }
+
+    /// What the layer answers to a request that proves nothing, if it is a challenge.
+    fn explain_greeting(&self, request: &Request<Bytes>) -> Option<Step> {
+        let head = request.clone().into_parts().0;
+        Some(match self.greeted(&head, |_| Some(Vec::new()))? {
+            Ok(reply) => Step::right(format!("it is a challenge, answered with {}", reply.status)),
+            Err(reason) => Step::wrong(match self.check() {
+                Ok(()) => reason.to_owned(),
+                Err(error) => Chain(&error).to_string(),
+            }),
+        })
     }
 
     fn explain_signature(

@@ -296,7 +296,7 @@ where
                 Ok(Read::Event(verified)) if config.keeps(&verified) => {
                     watch.verified(verified.delivery(), &parts);
                     let verified = match config.sender.has_batches() {
-                        true => config.with_items(verified, &mut parts),
+                        true => config.with_items(verified, &mut parts, watch),
                         false => verified,
                     };
                     let success = config.success.clone();

@@ -52,8 +52,12 @@ pub(super) fn kind_and_key(
     sender: &Sender,
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
-    // Checked after the verification, so that nobody gets this answer without a signed body.
     let described = sender.described();
+    // Its tag may be that of a text which anybody had signed: none of these begins as an object or an array.
+    if described.signs_for_anybody() && !matches!(body.trim_ascii_start(), [b'{' | b'[', ..]) {
+        return Err(Refusal::unreadable("it is no JSON object or array"));
+    }
+    // Checked after the verification, so that nobody gets this answer without a signed body.
     if !is_accepted(headers, described.content_types()) {
         return Err(Refusal::UnsupportedMediaType);
     }

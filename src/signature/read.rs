@@ -40,12 +40,6 @@ pub(super) fn read(
     if let Some(reply) = challenge(&body, secret.as_ref(), headers, config) {
         return reply.map(Read::Challenge);
     }
-    // Its tag may be that of a text which anybody had signed: none of these begins as an object or an array.
-    if config.sender.described().signs_for_anybody()
-        && !matches!(body.trim_ascii_start(), [b'{' | b'[', ..])
-    {
-        return Err(Refusal::unreadable("it is no JSON object or array"));
-    }
     let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
     let delivery = RawDelivery::received(kind, key, body);
     let secret = secret.map(|it| (it.index, it.label));

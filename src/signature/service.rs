@@ -54,7 +54,7 @@ impl<S: Clone> Signature<S> {
     /// # Errors
     ///
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or something has changed that
-    /// other settings were derived from: its name, its [policy](Sender::policy), `order`, whether it needs
+    /// other settings were derived from: its name, its [policy](Sender::policy), `order`, `max-body`, whether it needs
     /// the [replay guard](crate::Webhooks::sender), `platform`, or whether a public key verifies it.
     pub fn with_sender(
         &self,
@@ -70,6 +70,7 @@ impl<S: Clone> Signature<S> {
                 old.needs_replay_guard() != sender.needs_replay_guard(),
             ),
             ("order", old.order() != sender.order()),
+            ("max-body", old.max_body() != sender.max_body()),
             (
                 "platform",
                 old.is_chat_platform() != sender.is_chat_platform(),
@@ -89,6 +90,7 @@ impl<S: Clone> Signature<S> {
             neighbour.learn(&config.route, &sender, &secrets);
         }
         config.authentication = Authentication::Signed(secrets);
+        config.success = sender.described().success().cloned().map(Arc::new);
         config.sender = sender;
         Ok(Self::new(self.inner.clone(), Arc::new(config)))
     }

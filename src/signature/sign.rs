@@ -57,7 +57,7 @@ impl Sender {
     }
 
     /// Returns the query parameter of a delivery as this sender sends it, such as `signature=…`, if its signature stands
-    /// there. Its headers are returned by [`sign`](Self::sign).
+    /// there. Its headers are returned by [`sign`](Self::sign). A token is returned by [`token_query`](Self::token_query).
     ///
     /// # Errors
     ///
@@ -69,11 +69,11 @@ impl Sender {
     ) -> Result<Option<String>, ConfigError> {
         let headers = self.sign(secret, delivery)?;
         let scheme = &self.described().schemes()[0];
-        let Some(name) = scheme.parameter() else {
+        if scheme.parameter().is_none() || scheme.is_token() {
             return Ok(None);
-        };
+        }
         let tag = self.tag_of(secret, delivery, &headers, self.now())?;
-        Ok(Some(format!("{name}={}", scheme.in_query(&tag))))
+        Ok(scheme.in_query(&tag))
     }
 
     fn tag_of(

@@ -1,14 +1,14 @@
 //! An event in the file of a spool, with all that its queue needs to accept it later.
 //!
-//! Its key, body, headers, chat and lane are those of the event in the file. The rest is one more line among its headers,
-//! since the file of a spool has the tables of an inbox.
+//! Its key, body, headers, chat, lane and place in a batch are those of the event in the file. The rest is one more line
+//! among its headers, since the file of a spool has the tables of an inbox.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use http::{HeaderMap, HeaderValue};
 use serde::{Deserialize, Serialize};
 
-use crate::delivery::{Item, RawDelivery, SPOOLED};
+use crate::delivery::{RawDelivery, SPOOLED};
 use crate::event::EventKind;
 use crate::inbox::event::{Failure, NewEvent, TakenEvent};
 use crate::inbox::headers;
@@ -26,7 +26,6 @@ struct Rest {
     chat: Option<String>,
     retain_seconds: u64,
     dead: Option<Dead>,
-    item: Option<InBatch>,
 }
 
 impl Rest {
@@ -64,41 +63,6 @@ struct Dead {
     reason: String,
 }
 
-/// Its place in a batch.
-#[derive(Serialize, Deserialize)]
-struct InBatch {
-    delivery: i64,
-    number: u32,
-    count: u32,
-    kept: Option<String>,
-}
-
-impl InBatch {
-    fn of(item: &Item) -> Self {
-        Self {
-            delivery: item.delivery,
-            number: item.number(),
-            count: item.count(),
-            kept: item.kept().map(str::to_owned),
-        }
-    }
-
-    fn item(self) -> Option<Item> {
-        let Self {
-            delivery,
-            number,
-            count,
-            kept,
-        } = self;
-        Item::stored(
-            Some(delivery),
-            Some(number),
-            Some(count),
-            kept.map(Into::into),
-        )
-    }
-}
-
 fn random() -> u128 {
     let mut bytes = fastrand::u128(..).to_ne_bytes();
     // On an error, which no system of today returns, they stay as they are.
@@ -125,7 +89,6 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
             outcome: dead.outcome,
             reason: dead.reason,
         }),
-        item: event.delivery.item().map(InBatch::of),
     };
     let mut rest = serde_json::to_string(&rest)?;
     // JSON escapes all other characters that no header may have.
@@ -139,7 +102,9 @@ pub(super) fn pack(mut event: NewEvent) -> Result<(NewEvent, Vec<u8>), serde_jso
         delivery.key().cloned(),
         delivery.body().clone(),
     );
-    event.delivery = one.with_headers(delivery.headers().clone());
+    event.delivery = one
+        .with_headers(delivery.headers().clone())
+        .with_boxed_item(delivery.item().cloned().map(Box::new));
     event.retain = Duration::ZERO;
     Ok((event, headers::line(&SPOOLED, rest.as_bytes())))
 }
@@ -160,7 +125,7 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
         )
         .with_route(rest.route.parse().ok()?)
         .with_headers(headers)
-        .with_boxed_item(rest.item.and_then(InBatch::item).map(Box::new)),
+        .with_boxed_item(delivery.item().cloned().map(Box::new)),
         key: Some(rest.key.event_key()),
         guard: rest.guard.map(|guard| guard.event_key()),
         rejects_changed_body: rest.rejects_changed_body,
@@ -181,7 +146,6 @@ pub(super) fn as_accepted(mut record: EventRecord) -> EventRecord {
     {
         let of = &mut record.summary;
         (of.route, of.kind, of.chat) = (route, kind, rest.chat);
-        record.item = rest.item.and_then(InBatch::item);
         record.headers.remove(&SPOOLED);
     }
     record

@@ -1,5 +1,6 @@
 //! The observer, and its observations.
 
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
 use std::num::NonZeroU32;
@@ -168,6 +169,8 @@ pub struct DeliveryEnded<'a> {
     pub is_verified: bool,
     /// The delivery, if it was verified and has a valid kind and key.
     pub delivery: Option<&'a RawDelivery>,
+    /// The event types of its items, if it was taken apart and has any.
+    pub(super) items: Option<&'a BTreeSet<EventKind>>,
     /// The time from the request's headers to the answer.
     pub duration: Duration,
     /// The error that led to the outcome.

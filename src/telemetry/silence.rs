@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::labels::{Senders, Types};
-use super::observer::{DeliveryEnded, Observation, Observer};
+use super::observer::{Observation, Observer};
 use crate::event::EventKind;
 use crate::lock::lock;
 use crate::route::{EventType, RouteName};
@@ -78,6 +78,9 @@ impl Silence {
 
     /// Expects at least one delivery of an event type within this time. Choose a time longer than a night or a weekend
     /// without events. A restart of the process starts the time again.
+    ///
+    /// A [batch](crate::docs::senders#batches) is a delivery of each type of its items. An empty one has the type that the
+    /// sender's description gives to the delivery.
     pub fn expect(mut self, of: impl Into<EventType>, within: Duration) -> Self {
         self.rules.expected.insert(of.into(), within);
         self
@@ -187,9 +190,8 @@ impl Silence {
         &self.seen.gauges
     }
 
-    fn delivered(&self, ended: &DeliveryEnded<'_>, kind: &EventKind) {
-        self.seen.senders.note(ended);
-        let mut of = EventType::new(ended.route.clone(), kind.clone());
+    fn delivered(&self, route: &RouteName, kind: &EventKind) {
+        let mut of = EventType::new(route.clone(), kind.clone());
         // An expected type keeps its name even if forged kinds have used up the bound of `types`.
         if !self.rules.expected.contains_key(&of) {
             of = self.seen.types.bounded(&of.route, &of.kind);
@@ -215,7 +217,11 @@ impl Observer for Silence {
             // Only a verified delivery proves that the webhook is active, even if it is answered with 503.
             && let Some(delivery) = ended.delivery
         {
-            self.delivered(ended, delivery.kind());
+            self.seen.senders.note(ended);
+            match ended.items {
+                Some(kinds) => (kinds.iter()).for_each(|kind| self.delivered(ended.route, kind)),
+                None => self.delivered(ended.route, delivery.kind()),
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::outcome::{Outcome, Settlement};
 use crate::route::RouteName;
-use crate::sender::Sender;
+use crate::sender::{ItemKinds, Sender};
 
 /// Reports the end of one delivery to an observer. Dropped before that, it reports that the client disconnected.
 pub(crate) struct DeliveryWatch(Option<Box<Watched>>);
@@ -26,6 +26,7 @@ struct Watched {
     sender: Sender,
     started: Instant,
     delivery: Option<RawDelivery>,
+    items: Option<ItemKinds>,
     asked: Asked,
 }
 
@@ -55,6 +56,7 @@ impl DeliveryWatch {
             sender: sender.clone(),
             started: Instant::now(),
             delivery: None,
+            items: None,
             asked: Asked::default(),
         })))
     }
@@ -71,6 +73,12 @@ impl DeliveryWatch {
             watched.delivery = Some(delivery.clone());
             watched.asked = Asked::of(&head.headers, &head.extensions);
         }
+    }
+
+    /// Where whoever takes the delivery apart notes the event types of its items. `None` if nobody observes.
+    pub(crate) fn items(&mut self) -> Option<ItemKinds> {
+        let watched = self.0.as_mut()?;
+        Some(watched.items.insert(ItemKinds::default()).clone())
     }
 
     /// Notes what is known of a request that is refused.
@@ -107,6 +115,7 @@ impl Watched {
             // A drop does not know how far the delivery came. Only a verified one is noted here.
             is_verified: is_verified || delivery.is_some(),
             delivery,
+            items: self.items.as_ref().and_then(ItemKinds::get),
             duration: self.started.elapsed(),
             reason,
             request: &self.asked,

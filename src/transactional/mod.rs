@@ -72,7 +72,9 @@
 //!     let webhooks = SignatureLayer::new(secret).layer(events);
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
-//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
+//!     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+//!     println!("listening on http://{}/webhooks", listener.local_addr()?);
+//!     axum::serve(listener, app)
 //!         .with_graceful_shutdown(tower_webhook::shutdown()) // feature `signal`
 //!         .await?;
 //!     Ok(())

@@ -161,7 +161,8 @@ impl<'a> Run<'a> {
             turns: &transactions.turns,
             limits: Limits::unchecked(&lent.given, Defaults::TRANSACTION),
             observers: lent.observers.clone(),
-            replay_guard: lent.replay_guard,
+            // The guard looks at the body of a delivery, which the layer that splits it guards, and never at items.
+            replay_guard: lent.replay_guard && delivery.item().is_none(),
         }
     }
 }

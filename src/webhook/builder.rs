@@ -313,8 +313,9 @@ impl<T> Webhooks<T> {
         self
     }
 
-    /// Sets how long a body may take to arrive at most: 10 seconds by default. A body whose length is declared has less:
-    /// 2 seconds, and another one for each 32 KiB. A slower one is answered with 408
+    /// Sets how long a body of up to 1 MiB may take to arrive at most: 10 seconds by default. A body whose length is declared has
+    /// less: 2 seconds, and another one for each 32 KiB. A larger one has a second more for each MiB that has arrived after the
+    /// first, so that a length that is only claimed buys no time. A slower one is answered with 408
     /// ([`Refusal::BodyTimeout`](crate::signature::Refusal::BodyTimeout)).
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         if let Some(signature) = &mut self.route.signature {
@@ -467,13 +468,13 @@ impl<T> Webhooks<T> {
     /// leaves out the [replay guard](Self::replay_guard) that its description sets.
     ///
     /// Use it where a sender repeats bodies on purpose. Whoever captured a delivery can then have it handled again under
-    /// another key. The [page](crate::docs::senders#profiles) says which profiles do so by themselves.
+    /// another key. The [table](crate::docs::senders#profiles) says which profiles do so by themselves.
     ///
     /// ```
     /// # use tower_webhook::{Secret, Sender, Webhooks};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let webhooks = Webhooks::new(Secret::new("8c1f…")?)
-    ///     .sender(Sender::bitbucket())
+    ///     .sender(Sender::named("zerohash", None)?)
     ///     .equal_bodies();
     /// # Ok(())
     /// # }

@@ -259,6 +259,38 @@ async fn history_compares_a_day_with_the_day_before() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_history_of_each_of_many_types_is_found() {
+    let desk = Desk::new();
+    for n in 10..40 {
+        let event = event("a", n).kind(&format!("type-{n}"));
+        send(&desk.webhooks, event).await.assert_ok();
+    }
+    sleep(2 * SECOND).await;
+    let app = desk.console();
+    let page = get(&app, "/history?range=1h").await;
+    page.shows(r#"<option value="type-30">"#)
+        .hides(r#"kind=type-30""#);
+    for path in [
+        "/history?range=1h&type=type-30",
+        "/history?range=1h&type=chat-platform%2Ftype-30",
+    ] {
+        get(&app, path)
+            .await
+            .is(200)
+            .shows("The last hour, type-30")
+            .shows(r#"<b>1</b></td>"#)
+            .hides(r#"<b>30</b></td>"#);
+    }
+    get(&app, "/history?type=%2F")
+        .await
+        .is(400)
+        .shows("is no event type");
+    get(&app, "/kinds")
+        .await
+        .shows(r#"<a href="/history?route=chat-platform&amp;kind=type-30""#);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_day_is_compared_with_the_same_weekday_a_week_before() {
     let desk = Desk::new();
     let app = desk.console();

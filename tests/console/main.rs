@@ -1,9 +1,12 @@
 //! The operator's console, without a browser.
 
 mod access;
+mod batches;
 mod bodies;
 mod changes;
 mod history;
+#[cfg(feature = "sqlite")]
+mod large;
 mod overview;
 mod pages;
 mod payloads;

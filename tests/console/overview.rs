@@ -1,19 +1,27 @@
 //! The first page, and all event types.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
 use axum::Router;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use tokio::time::sleep;
 use tower_webhook::event::{ChatClosed, ChatRated};
-use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::telemetry::{Recent, Silence};
-use tower_webhook::{Delivery, EventKind, EventRouter, HandlerError, RawDelivery, Webhooks};
+use tower_webhook::store::StoreError;
+use tower_webhook::telemetry::{Count, CountsOf, Recent, Silence};
+use tower_webhook::{
+    Delivery, EventKind, EventRouter, EventType, HandlerError, RawDelivery, Sender, Webhooks,
+};
 use tower_webhook_console::Console;
 
 use support::delivery::{RequestExt, SIGNATURE, secret, send};
 use support::inbox::{Works, event, inbox, webhooks};
+use support::queue::Calls;
 use support::{MINUTE, SECOND};
 
 use super::get;
@@ -70,6 +78,79 @@ async fn a_type_is_silent_if_no_process_gets_its_events() {
             .await
             .shows("No <b>chat-rated</b> event was delivered for 15 min");
     }
+}
+
+/// The types of items are known to the process that was sent them, and of their first attempts to all.
+#[tokio::test(start_paused = true)]
+async fn a_type_of_items_is_silent_if_no_process_gets_them() {
+    let queue = MemoryQueue::new();
+    let line = Sender::named("line", None).unwrap();
+    let [one, other] = [Process::on(&queue), Process::on(&queue)];
+    let started = |process: &Process| {
+        let of: EventType = "line/message".parse().unwrap();
+        let silence = Silence::new().expect(of, 10 * MINUTE);
+        let observer = (process.recent.clone(), silence.clone());
+        let webhooks = Webhooks::new(secret())
+            .sender(line.clone())
+            .observer(observer);
+        let started = webhooks.inbox(process.inbox.clone());
+        let started = started.start(EventRouter::new()).unwrap();
+        let console = Console::new().inbox(process.inbox.clone());
+        let console = console.recent(process.recent.clone());
+        (started, console.silence(silence).router())
+    };
+    let ((webhooks, _running), of_one) = started(&one);
+    let ((_webhooks, _other), of_other) = started(&other);
+    let silent = "event was delivered for ";
+    for n in 0..3 {
+        sleep(5 * MINUTE).await;
+        let body = format!(r#"{{"events":[{{"webhookEventId":"{n}","type":"message"}}]}}"#);
+        let delivery = RawDelivery::new(EventKind::from_static("line"), body);
+        let mut request = Request::new(Full::new(delivery.body().clone()));
+        *request.method_mut() = http::Method::POST;
+        *request.headers_mut() = line.sign(&secret(), &delivery).unwrap();
+        send(&webhooks, request).await.assert_ok();
+    }
+    sleep(MINUTE).await;
+    for app in [&of_one, &of_other] {
+        get(app, "/").await.hides(silent);
+    }
+    sleep(14 * MINUTE).await;
+    for app in [&of_one, &of_other] {
+        get(app, "/").await.shows(silent);
+    }
+}
+
+/// A queue whose counts take a while, with the number of times that they were read.
+#[derive(Clone)]
+struct Counted(Queue, Arc<AtomicUsize>);
+
+#[async_trait]
+impl Calls for Counted {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.0.clone())
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        sleep(SECOND / 5).await;
+        self.0.count.counts(of).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn slow_counts_of_a_silent_type_are_not_read_for_each_page() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let queue = Counted(MemoryQueue::new().into(), Arc::clone(&reads));
+    let silence = Silence::new().expect(EventKind::CHAT_RATED, SECOND);
+    let console = Console::new().inbox(Inbox::new(queue.shared()));
+    let app = console.silence(silence).router();
+    sleep(MINUTE).await;
+    for _ in 0..5 {
+        get(&app, "/").await.shows("event was delivered for 1 min");
+    }
+    // Those of the last hour, and those of the type.
+    assert_eq!(reads.load(Ordering::SeqCst), 2);
 }
 
 #[tokio::test(start_paused = true)]

@@ -362,6 +362,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .is(200)
         .shows("120 of 500 failures in an hour")
         .shows("the sender disables the webhook in")
+        .shows(r#", at <time datetime="20"#)
         .shows("100 requests were not verified")
         .shows(r#"<li><b class="bad">120</b> failed</li><li><b class="bad">100</b> invalid-signature</li>"#)
         .shows("the CRM is down")
@@ -537,7 +538,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
     for (path, shows) in [
         ("/", ">10 other types</a>"),
-        ("/kinds", "20 kinds, worst first"),
+        ("/kinds", "20 types, worst first"),
         ("/", "none succeeds"),
         ("/", "the sender disables the webhook in"),
         ("/", "at most 2 in a minute"),

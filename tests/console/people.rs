@@ -2,18 +2,22 @@
 
 use std::net::SocketAddr;
 
+use async_trait::async_trait;
 use axum::body::Body;
 use http::Request;
 use http::header::{CONTENT_TYPE, COOKIE, HOST, HeaderName, SET_COOKIE};
 use tokio::time::sleep;
 use tower::ServiceExt;
-use tower_webhook::inbox::{EventId, EventState, Which};
+use tower_webhook::inbox::{Action, By, EventId, EventState, Inbox, Queue, Scope, Which};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::Recent;
 use tower_webhook::{EventRouter, Webhooks};
 use tower_webhook_console::Console;
 
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::inbox::{event, inbox, states, webhooks};
+use support::queue::Calls;
 use support::{MINUTE, SECOND};
 
 use super::{four_events, get, post, request};
@@ -185,6 +189,52 @@ async fn actions_are_found_by_who_what_and_when() {
     assert_eq!(found("before=3").await, [2, 1]);
     get(&app, "/actions").await.shows(">Yesterday</a>");
     get(&app, "/actions?from=soon").await.is(400);
+}
+
+/// A queue that takes a second to list actions.
+struct Slow(Queue);
+
+#[async_trait]
+impl Calls for Slow {
+    fn inner(&self) -> Result<Queue, StoreError> {
+        Ok(self.0.clone())
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        sleep(SECOND).await;
+        self.0.list.actions(which, before, limit).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_search_of_actions_says_how_far_it_has_come() {
+    let inbox = Inbox::new(Slow(MemoryQueue::new().into()).shared());
+    for n in 0..600 {
+        let who = if n == 0 { "ada" } else { "grace" };
+        let inbox = inbox.clone().by(By::new(who));
+        inbox.pause(Scope::Everything, "maintenance").await.unwrap();
+    }
+    let app = Console::new().inbox(inbox).router();
+    let first = get(&app, "/actions?who=ada").await;
+    first
+        .shows("The search has reached <time")
+        .shows("Search older actions")
+        .hides("None.");
+    let (_, next) = first
+        .text
+        .split_once(r#"<div class="pages"><a href=""#)
+        .unwrap();
+    let next = next.split('"').next().unwrap().replace("&amp;", "&");
+    get(&app, &next)
+        .await
+        .shows(r#"<td class="wide">ada</td>"#)
+        .hides("The search has reached")
+        .hides("older actions");
 }
 
 /// Each address with its reason, how often, and since when.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use tokio::time::{Instant, sleep};
-use tower_webhook::inbox::{Action, EventState, Inbox, Queue, Which};
+use tower_webhook::inbox::{Action, EventId, EventState, Inbox, Queue, Which};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::StoreError;
@@ -269,6 +269,43 @@ async fn a_change_of_many_is_counted_before_it_begins() {
     let page = get(&app, &action).await;
     page.shows("Cancelled.")
         .shows(" of 10,700 were left as they were.");
+}
+
+/// The numbers of a cause are at least those of the newest events, and it began with the oldest of all.
+#[tokio::test(start_paused = true)]
+async fn a_cause_of_many_events_has_its_first_time() {
+    const NEWEST: u64 = 5_000;
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    let fails = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::dead_letter("no such customer")));
+    let worker = inbox.work(fails).spawn();
+    let add = async |events: std::ops::Range<u64>| {
+        let until = events.end;
+        for n in events {
+            send(&webhooks, event(&format!("chat-{n}"), 1))
+                .await
+                .assert_ok();
+        }
+        while inbox.stats().await.unwrap().dead() < until {
+            sleep(SECOND).await;
+        }
+    };
+    let app = Console::new().inbox(inbox.clone()).router();
+    add(0..1).await;
+    sleep(24 * 60 * MINUTE).await;
+    add(1..10).await;
+    get(&app, "/").await.shows(">10</a>").hides("at least");
+    add(10..NEWEST + 10).await;
+    sleep(MINUTE).await;
+    get(&app, "/")
+        .await
+        .shows(">at least 5,000</a>")
+        .shows(">at least 5,000</td>");
+    let first = inbox.get(EventId(1)).await.unwrap().unwrap();
+    let causes = inbox.causes(1).await.unwrap();
+    assert_eq!(causes.causes[0].first, first.failures[0].at);
+    worker.drain(SECOND).await.unwrap();
 }
 
 /// By their states, with a link to each.

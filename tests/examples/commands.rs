@@ -339,7 +339,7 @@ fn start_names_store_and_limits() {
 fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
     let secret = ("WEBHOOK_SECRET", "hush, a secret");
     let store = ("WEBHOOK_STORE", "sqlite:/nowhere/hush.db");
-    for number in 0..5 {
+    for number in 0..6 {
         let dir = TempDir::new().unwrap();
         let config = dir.path().join("routes.json");
         let inbox = format!("sqlite:{}", dir.path().join("hush.db").display());
@@ -350,7 +350,9 @@ fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
             2 => (vec![secret], vec!["--retry-for", "5", "--inbox", &inbox]),
             // Each route has a command and a secret of its own.
             3 => (vec![variable], vec!["--config", config.to_str().unwrap()]),
-            _ => (vec![variable, secret], vec!["--retry-for", "5"]),
+            4 => (vec![variable, secret], vec!["--retry-for", "5"]),
+            // Of no handler.
+            _ => (vec![secret], vec!["--notify-every", "1"]),
         };
         let got = dir.path().join("got");
         // Of the receiver, of its threads, and what the command inherits.
@@ -364,11 +366,16 @@ fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
         fs::write(&config, json!({"routes": [route]}).to_string()).unwrap();
         let mut receiver = example("receiver");
         receiver.env("PLAIN", "seen").envs(variables).args(&args);
-        if !args.contains(&"--config") {
-            receiver.args(["--exec", &command]);
-        }
+        match number {
+            3 => &mut receiver,
+            5 => receiver.args(["--on-alarm", &command]),
+            _ => receiver.args(["--exec", &command]),
+        };
         let receiver = Server::start_by(&mut receiver);
         assert_eq!(receiver.send(secret.1, &[]).code, 0, "{}", receiver.err());
+        if number == 5 {
+            assert_eq!(receiver.send("wrong", &["--count", "100"]).code, 1);
+        }
         until("the command", || {
             dir.path().join("got-all").exists().then_some(())
         });

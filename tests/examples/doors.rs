@@ -96,6 +96,34 @@ fn head_is_called_what_it_is() {
     );
 }
 
+/// Trello asks so when a webhook is created.
+#[test]
+fn a_sender_that_asks_by_head_is_not_refused() {
+    let url = "https://example.com/webhooks";
+    let receiver = start(&[
+        "--sender",
+        "trello",
+        "--sender-url",
+        url,
+        "--metrics",
+        "127.0.0.1:0",
+    ]);
+    let head = |path: &str| {
+        let url = format!("http://{}{path}", receiver.address());
+        curl(&["-I", "-o", "/dev/null", "-w", "%{http_code}", &url])
+    };
+    assert_eq!(head("/webhooks"), "200");
+    // Its counter comes after that of the first request.
+    let (metrics, hello) = (receiver.url_of("metrics"), b"\x16\x03\x01\x02\x00\x01");
+    say(&receiver, hello);
+    warning(&receiver, "tls");
+    let metrics = curl(&[&metrics]);
+    assert!(metrics.contains("outcome=\"tls\""), "{metrics}");
+    assert!(!metrics.contains("outcome=\"head\""), "{metrics}");
+    let log = receiver.err();
+    assert!(!log.contains("HEAD of"), "{log}");
+}
+
 #[test]
 fn other_protocols_are_called_by_their_names() {
     let any = "127.0.0.1:0";

@@ -109,7 +109,7 @@ fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() 
     assert_eq!(keys, ["a", "b", "c"]);
     let lanes = inbox(&url, &["lanes"]);
     assert_eq!(lanes.out, "no chat waits for an event that has failed\n");
-    let exported = lines(&inbox(&url, &["export", "--kind", "chat-rated"]));
+    let exported = lines(&inbox(&url, &["export", "--type", "chat-rated"]));
     assert_eq!(exported.len(), 3);
     assert!(
         exported
@@ -268,7 +268,7 @@ fn events_are_listed_by_what_is_known_of_them() {
         (&["--state", "handled"][..], &[1][..]),
         (&["--state", "handled", "--state", "waiting"], &[1, 2]),
         (&["--kind", "chat-opened"], &[2]),
-        (&["--chat", chat, "--kind", "chat-opened"], &[2]),
+        (&["--chat", chat, "--type", "chat-opened"], &[2]),
         (&["--chat", "another"], &[]),
         (&["--key", "b"], &[2]),
         (&["--key", "c"], &[]),
@@ -378,7 +378,7 @@ fn chats_that_lack_an_event_are_listed() {
     let without = "chat-closed or chat-transferred";
     assert_eq!(rows[1][..3], ["1", "17", "chat-rated"]);
     assert_eq!((&*rows[1][4], rows.len()), (without, 2));
-    let line = lines(&inbox(&url, &["gaps", "--json", "--kind", "chat-rated"])).remove(0);
+    let line = lines(&inbox(&url, &["gaps", "--json", "--type", "chat-rated"])).remove(0);
     assert_eq!(line["event"]["id"], 1);
     assert_eq!(line["without"][1], "chat-transferred");
     let none = inbox(&url, &["gaps", "--older-than", "1h"]);
@@ -703,14 +703,14 @@ fn nothing_is_damaged_by_a_wrong_call() {
         (&unsettled, 2, "pass `--yes`"),
         (&["discard", "--all", "--yes"], 2, "--state"),
         (
-            &["redrive", "--all", "--kind", "chat-rated", "--yes"],
+            &["redrive", "--all", "--type", "chat-rated", "--yes"],
             2,
             "--state",
         ),
         (&["redrive", "--state", "dead"], 2, "--all"),
         (&["discard"], 2, "<ID"),
         (&["discard", "1", "--all"], 2, "cannot be used with"),
-        (&["discard", "1", "--kind", "chat-rated"], 2, "`--all`"),
+        (&["discard", "1", "--type", "chat-rated"], 2, "`--all`"),
         (&["list", "--state", "lost"], 2, "choose one of waiting"),
         (
             &["list", "--state", "dead", "--failed"],
@@ -774,14 +774,14 @@ fn a_kind_that_nobody_has_seen_is_a_typing_error() {
     for args in [
         &["pause", "chat-clozed"][..],
         &["resume", "chat-clozed"],
-        &["list", "--kind", "chat-clozed"],
-        &["export", "--kind", "chat-clozed"],
+        &["list", "--type", "chat-clozed"],
+        &["export", "--type", "chat-clozed"],
         &[
             "redrive",
             "--all",
             "--state",
             "dead",
-            "--kind",
+            "--type",
             "chat-clozed",
         ],
     ] {
@@ -792,16 +792,16 @@ fn a_kind_that_nobody_has_seen_is_a_typing_error() {
         let suggested = warned.err.contains("did you mean `chat-closed`?");
         assert!(suggested, "{args:?}: {warned:?}");
     }
-    let warned = inbox(&url, &["list", "--kind", "order-payed"]);
+    let warned = inbox(&url, &["list", "--type", "order-payed"]);
     assert!(
         warned.err.contains("did you mean `order-paid`?"),
         "{warned:?}"
     );
-    let far = inbox(&url, &["list", "--kind", "invoice"]);
+    let far = inbox(&url, &["list", "--type", "invoice"]);
     assert!(far.err.contains("`invoice`"), "{far:?}");
     assert!(!far.err.contains("did you mean"), "{far:?}");
     for kind in ["order-paid", "chat-closed"] {
-        let known = inbox(&url, &["list", "--kind", kind]);
+        let known = inbox(&url, &["list", "--type", kind]);
         assert_eq!(known.err, "", "{kind}");
     }
     for (args, said) in [

@@ -211,6 +211,8 @@ fn what_cannot_be_learned_is_said_at_the_start() {
         assert_eq!(ended.code, code, "{args:?}: {ended:?}");
         assert!(ended.err.contains(reason), "{args:?}: {ended:?}");
     }
+    // A run above has created it.
+    fs::remove_file(file).unwrap();
     let checked = run(
         "receiver",
         &[
@@ -229,4 +231,25 @@ fn what_cannot_be_learned_is_said_at_the_start() {
         checked.out.contains("in the log as none yet"),
         "{checked:?}"
     );
+    // A check leaves nothing behind.
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+    let arguments = ["--sender", "asana", "--learn-secret", "--secret-file"];
+    let nowhere = run(
+        "receiver",
+        &[&["check"], &arguments[..], &[nowhere]].concat(),
+    );
+    assert_eq!(nowhere.code, 2, "{nowhere:?}");
+    fs::write(file, "a secret\n").unwrap();
+    let checked = run(
+        "receiver",
+        &[
+            &["check", "--listen", "127.0.0.1:0"],
+            &arguments[..],
+            &[file],
+        ]
+        .concat(),
+    );
+    assert_eq!(checked.code, 0, "{checked:?}");
+    assert!(!checked.out.contains("none yet"), "{checked:?}");
+    assert_eq!(fs::read_to_string(file).unwrap(), "a secret\n");
 }

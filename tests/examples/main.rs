@@ -9,6 +9,8 @@ mod alertmanager;
 mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
+#[cfg(feature = "receiver")]
+mod batches;
 mod closing;
 #[cfg(feature = "receiver")]
 mod commands;

@@ -1,12 +1,18 @@
 //! The commands of README and pages: each names an example and features that exist, its options are valid, and the
-//! requests by hand work as they stand.
+//! requests by hand work as they stand. So does the test that takes a PostgreSQL.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use sqlx::PgPool;
+use tower_webhook::transactional::TransactionalHandler;
+
+use support::database::connect;
+use support::postgres::PostgresServer;
 use support::program::{Server, check, example, installed};
+use support::transactional::{Step, TransactionalCrm, create_effects};
 
 fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -201,6 +207,65 @@ fn the_request_by_hand_works_as_it_stands() {
     let second = send();
     assert!(second.contains("idempotent-replayed: true"), "{second}");
     assert_eq!(receiver.out().lines().count(), 1);
+}
+
+/// The page has these lines. They are here, because rustdoc has no PostgreSQL to run them with.
+async fn test_of_a_transactional_handler(
+    pool: PgPool,
+    crm: impl TransactionalHandler<tower_webhook::event::ChatRated>,
+) -> anyhow::Result<()> {
+    use std::time::UNIX_EPOCH;
+
+    use tower_webhook::event::{ChatLifecycle, ChatRated};
+    use tower_webhook::postgres::PostgresStore;
+    use tower_webhook::transactional::Transactions;
+    use tower_webhook::{EventRouter, IdempotencyKey, Outcome, RawDelivery};
+
+    let name = format!("test_{}", UNIX_EPOCH.elapsed()?.as_micros());
+    let store = PostgresStore::new(pool.clone()).with_schema(&name)?;
+    store.migrate().await?;
+    let events = EventRouter::new().on::<ChatRated>(Transactions::new(store).handler(crm));
+    let chat = ChatLifecycle::default().id(name).rating(0.5);
+    let delivery =
+        RawDelivery::of::<ChatRated>(&chat)?.with_key("event-1".parse::<IdempotencyKey>()?);
+    assert!(matches!(
+        events.handle(delivery.clone()).await,
+        Outcome::Handled
+    ));
+    assert!(matches!(events.handle(delivery).await, Outcome::Replayed));
+    let sql = "SELECT count(*) FROM effects WHERE chat = $1"; // where `crm` writes
+    let rows: i64 = sqlx::query_scalar(sql)
+        .bind(chat.id)
+        .fetch_one(&pool)
+        .await?;
+    assert_eq!(rows, 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_test_of_a_transactional_handler_works_as_it_stands() {
+    let page = fs::read_to_string(root().join("src/docs/testing.md")).unwrap();
+    let blocks = page.split("```rust,no_run\n").skip(1);
+    let mut blocks = blocks.map(|block| block.split("```").next().unwrap_or_default());
+    let shown = blocks.find(|block| block.contains("Transactions")).unwrap();
+    let shown = shown.lines().filter(|line| !line.starts_with("# "));
+    let bare = |text: &str| text.split_whitespace().collect::<String>();
+    assert!(bare(include_str!("pages.rs")).contains(&shown.map(bare).collect::<String>()));
+
+    let server = PostgresServer::start();
+    let pool = connect(&server.url(), 4).await;
+    create_effects(&pool).await;
+    // Again, as on the next day: nothing is left of the first run that this one would see.
+    for _ in 0..2 {
+        let crm = TransactionalCrm::default();
+        let passed = test_of_a_transactional_handler(pool.clone(), crm.clone()).await;
+        assert!(passed.is_ok(), "{passed:?}");
+        assert_eq!(crm.runs(), 1);
+    }
+    // It sees that a handler fails.
+    let fails = TransactionalCrm::new([Step::Fail]);
+    let test = test_of_a_transactional_handler(pool, fails);
+    assert!(tokio::spawn(test).await.unwrap_err().is_panic());
 }
 
 /// Queries of the page are valid.

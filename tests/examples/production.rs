@@ -6,13 +6,15 @@ use tempfile::TempDir;
 use support::program::{Server, curl, example, run, until};
 
 #[test]
-fn a_login_without_a_password_is_refused() {
-    let refused = run("production", &["--console-login", "ada"]);
-    assert_eq!(refused.code, 2, "{refused:?}");
-    assert!(
-        refused.err.contains("expected NAME:PASSWORD"),
-        "{refused:?}"
-    );
+fn a_login_without_a_name_or_a_password_is_refused() {
+    for login in ["ada", "ada:", ":", ":correct-horse", ""] {
+        let refused = run("production", &["--console-login", login]);
+        assert_eq!(refused.code, 2, "{login:?}: {refused:?}");
+        assert!(
+            refused.err.contains("expected NAME:PASSWORD"),
+            "{login:?}: {refused:?}"
+        );
+    }
 }
 
 #[test]
@@ -21,9 +23,10 @@ fn an_application_has_readiness_metrics_a_log_and_a_login() {
     let mut command = example("production");
     command
         .args(["--operators", "127.0.0.1:0"])
-        .args(["--console-login", "ada:correct-horse", "--database"])
+        .arg("--database")
         .arg(dir.path().join("webhooks.db"))
-        .envs([("WEBHOOK_SECRET", "one"), ("GITHUB_SECRET", "two")]);
+        .envs([("WEBHOOK_SECRET", "one"), ("GITHUB_SECRET", "two")])
+        .env("CONSOLE_LOGIN", "ada:correct-horse");
     let production = Server::start_by(&mut command);
     let base = format!("http://{}", production.address());
     let err = production.err();

@@ -281,7 +281,11 @@ fn a_variable_that_looks_like_an_option_is_warned_of() {
         ("WEBHOOK_INBOX", "sqlite:/nowhere/hush.db"),
         ("WEBHOOK_SERVICE_HOST", "10.0.0.1"),
         ("WEBHOOK_SERVICE_PORT", "80"),
+        ("WEBHOOK_EU_SERVICE_PORT_HTTP", "80"),
         ("WEBHOOK_PORT_80_TCP_ADDR", "10.0.0.1"),
+        ("WEBHOOK_EU_PORT_53_UDP_PORT", "53"),
+        ("WEBHOOK_EU_PORT", "8080"),
+        ("WEBHOOK_FORWRAD", "http://127.0.0.1:8080"),
         ("WEBHOOK_PORT", "tcp://10.0.0.1:80"),
     ];
     for command in ["run", "check"] {
@@ -292,10 +296,12 @@ fn a_variable_that_looks_like_an_option_is_warned_of() {
             .lines()
             .filter(|it| it.contains("none of the receiver's"));
         let warnings: Vec<_> = warnings.collect();
-        assert_eq!(warnings.len(), 2, "{ended:?}");
+        assert_eq!(warnings.len(), 4, "{ended:?}");
         for (variable, advice) in [
             ("WEBHOOK_CONCURENCY", "is it `WEBHOOK_CONCURRENCY`?"),
             ("WEBHOOK_ZZZ", "`receiver run --help` lists those"),
+            ("WEBHOOK_EU_PORT", "`receiver run --help` lists those"),
+            ("WEBHOOK_FORWRAD", "is it `WEBHOOK_FORWARD`?"),
         ] {
             let is_said = |it: &&&str| it.contains(variable) && it.contains(advice);
             assert_eq!(warnings.iter().filter(is_said).count(), 1, "{ended:?}");
@@ -389,6 +395,22 @@ fn senders_are_listed_with_their_headers() {
         assert!(
             senders.out.contains(&format!("\n{profile} ")),
             "{profile}: {senders:?}"
+        );
+    }
+    for (name, differ) in [
+        ("github", true),
+        ("zerohash", false),
+        ("stripe", false),
+        ("dropbox", true),
+    ] {
+        let mut lines = senders.out.lines();
+        let line = lines
+            .find(|it| it.starts_with(&format!("{name} ")))
+            .unwrap();
+        assert_eq!(
+            line.contains("equal bodies are different events"),
+            differ,
+            "{line}"
         );
     }
     let platform = senders.out.lines().nth(1).unwrap();

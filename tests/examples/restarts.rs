@@ -9,7 +9,7 @@ use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getuid};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpSocket;
@@ -21,8 +21,11 @@ use support::program::{Lingering, Program, Server, curl, example, installed, run
 
 /// A receiver to which a file is passed as systemd passes a socket.
 fn activated(socket: impl Into<OwnedFd>, args: &[&str]) -> Program {
+    activated_by(Command::new("sh"), socket, args)
+}
+
+fn activated_by(mut command: Command, socket: impl Into<OwnedFd>, args: &[&str]) -> Program {
     let receiver = example("receiver");
-    let mut command = Command::new("sh");
     // The socket is moved to where systemd's are.
     let script = r#"exec 3<&0 </dev/null; export LISTEN_FDS=1 LISTEN_PID=$$; exec "$0" "$@""#;
     command.args(["-c", script]).arg(receiver.get_program());
@@ -140,6 +143,23 @@ fn sockets_of_systemd_are_taken_and_not_passed_on() {
     assert!(err.contains("fds=.") && !err.contains("socket:["), "{err}");
 }
 
+/// Its receiver is a child, with another number than systemd has named.
+#[test]
+fn sockets_reach_the_receiver_behind_the_init_of_a_container() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut container = Command::new("unshare");
+    if !getuid().is_root() {
+        container.args(["--user", "--map-root-user"]);
+    }
+    container.args(["--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
+    let any = "127.0.0.1:0";
+    let args = ["--secret", "s", "--exec", "true", "--listen", any];
+    let receiver = Server::listening(activated_by(container, listener, &args));
+    assert_eq!(receiver.address(), address);
+    assert_eq!(receiver.send("s", &[]).code, 0, "{}", receiver.err());
+}
+
 #[test]
 fn a_socket_that_is_none_of_tcp_is_explained() {
     let ended = activated(File::open("/dev/null").unwrap(), &["--demo"]).finish();
@@ -225,6 +245,13 @@ fn a_response_during_the_stop_is_the_last_of_its_connection() {
     let lingering = Lingering::new();
     let command = format!("({}) & sleep 2", lingering.command());
     let receiver = Server::receiver(&["--secret", "s", "--exec", &command]);
+    // A proxy keeps its connections, and uses one for the next delivery before it can know of the stop.
+    let mut kept = receiver.connect().unwrap();
+    kept.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        .unwrap();
+    let mut answer = [0; 512];
+    let read = kept.read(&mut answer).unwrap();
+    assert!(answer[..read].starts_with(b"HTTP/1.1 200"));
     let mut busy = receiver.connect().unwrap();
     busy.write_all(&delivery("1")).unwrap();
     lingering.pid();
@@ -236,7 +263,8 @@ fn a_response_during_the_stop_is_the_last_of_its_connection() {
         receiver.err().contains("stopping after").then_some(())
     });
     late.write_all(&delivery("2")).unwrap();
-    for stream in [busy, late] {
+    kept.write_all(&delivery("3")).unwrap();
+    for stream in [busy, late, kept] {
         let head = head(&stream);
         assert!(
             head.starts_with("http/1.1 200") && head.contains("connection: close"),

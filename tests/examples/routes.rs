@@ -189,7 +189,7 @@ fn an_operator_lists_pauses_and_changes_events_by_route() {
         states(&["--route", "github", "--route", "x"]),
         ["github waiting"]
     );
-    let table = inbox(&["list", "--kind", "chat-rated"]).out;
+    let table = inbox(&["list", "--type", "chat-rated"]).out;
     assert!(table.contains(" github/chat-rated "), "{table}");
     let shown = inbox(&["show", "2"]).out;
     assert!(shown.contains("kind      github/chat-rated\n"), "{shown}");
@@ -266,9 +266,9 @@ fn an_operator_lists_pauses_and_changes_events_by_route() {
         (&["pause", "push"], 1, "github/push"),
         (&["pause", "github"], 1, "github/"),
         (
-            &["list", "--kind", "github/push"],
+            &["list", "--type", "github/push"],
             0,
-            "--route github --kind push",
+            "--route github --type push",
         ),
     ] {
         let ended = inbox(args);
@@ -395,6 +395,36 @@ fn each_route_keeps_its_own_kinds() {
     assert!(err.contains("keep_only=[push, chat-clozed]"), "{err}");
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);
+}
+
+#[test]
+fn each_route_says_what_equal_bodies_are() {
+    let files = Files::new();
+    let acme = files.write("acme.json", ACME);
+    let one = r#"{"path": "/one", "sender": "DIR/acme.json", "secret-file": "DIR/one""#;
+    let two =
+        r#"{"path": "/two", "sender": "DIR/acme.json", "secret-file": "DIR/two", "name": "two""#;
+    let body = files.write("body", r#"{"type":"push"}"#);
+    // The option is for all routes, and the field for one.
+    for (of_one, of_two, options, codes) in [
+        (r#", "equal-bodies": true"#, "", &[][..], [0, 1]),
+        (
+            "",
+            r#", "equal-bodies": false"#,
+            &["--equal-bodies"],
+            [0, 1],
+        ),
+    ] {
+        let routes = format!(r#"{{"routes": [{one}{of_one}}}, {two}{of_two}}}]}}"#);
+        let config = files.write("routes.json", &routes);
+        let receiver = Server::receiver(&[&["--config", &config], options].concat());
+        for (path, secret, code) in [("/one", "first", codes[0]), ("/two", "second", codes[1])] {
+            // Each has a key of its own.
+            let args = ["--sender", &acme, "--event", "push", "--body", &body];
+            let sent = [(); 2].map(|()| receiver.send_to(path, secret, &args).code);
+            assert_eq!(sent, [0, code], "{routes}: {path}");
+        }
+    }
 }
 
 /// A receiver for GitHub, with the secrets in the file `one`, and for `acme.json`, with those in `two`.

@@ -9,22 +9,30 @@ use std::process::Command;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use support::postgres::free_port;
-use support::program::{Program, example, until};
+use support::program::{Program, curl, example, until};
 use tempfile::TempDir;
 
 const ADDRESS: &str = "127.0.0.1:3000";
 
-/// A block of the page: its language and its text.
-fn blocks(page: &str) -> Vec<(&str, String)> {
+/// With what a line begins that a handler prints.
+const HANDLED: [&str; 2] = ["rated:", "pushed to"];
+
+/// The blocks of the page with their languages, and what is written between them.
+fn blocks(page: &str) -> Vec<(&str, &str)> {
     let mut blocks = Vec::new();
     let mut rest = page;
-    while let Some((_, after)) = rest.split_once("```") {
+    while let Some((before, after)) = rest.split_once("```") {
         let (language, after) = after.split_once('\n').unwrap();
         let (text, after) = after.split_once("```\n").unwrap();
-        blocks.push((language, text.to_owned()));
+        blocks.extend([("prose", before), (language, text)]);
         rest = after;
     }
     blocks
+}
+
+fn handled(text: &str) -> Vec<String> {
+    let is_handled = |line: &&str| HANDLED.iter().any(|it| line.starts_with(it));
+    text.lines().filter(is_handled).map(str::to_owned).collect()
 }
 
 /// A reader of a page whose port is another, with two terminals in one directory.
@@ -37,6 +45,8 @@ struct Reader {
     variables: BTreeMap<String, String>,
     /// The first terminal.
     running: Option<Program>,
+    /// How much of its output and of its log was there before the last commands.
+    read: (usize, usize),
     /// What the last command printed in the second one.
     printed: String,
 }
@@ -68,6 +78,7 @@ impl Reader {
                 .map(|(name, value)| (name.to_owned(), value))
                 .into(),
             running: None,
+            read: (0, 0),
             printed: String::new(),
         }
     }
@@ -83,6 +94,14 @@ impl Reader {
         command.args(["-c", &line]).current_dir(&self.directory);
         command.envs(&self.variables);
         command
+    }
+
+    /// What is seen from now on comes from these.
+    fn type_all(&mut self, lines: &str) {
+        let running = self.running.as_ref();
+        self.read = running.map_or((0, 0), |it| (it.out().len(), it.err().len()));
+        self.printed.clear();
+        lines.lines().for_each(|line| self.type_in(line));
     }
 
     fn type_in(&mut self, line: &str) {
@@ -121,6 +140,7 @@ impl Reader {
             running.out().contains("listening on").then_some(())
         });
         self.running = Some(running);
+        self.read = (0, 0);
     }
 
     fn change(&self, change: &str) {
@@ -141,11 +161,29 @@ impl Reader {
         fs::write(file, program.replace(&before, &after)).unwrap();
     }
 
-    /// Waits for a line in either terminal that has the parts of `expected`, which `…` divides.
+    /// What the program has printed since the last commands: its output and its log.
+    fn terminal(&self) -> (String, String) {
+        let Some(running) = &self.running else {
+            return Default::default();
+        };
+        let (out, err) = self.read;
+        (
+            running.out()[out..].to_owned(),
+            running.err()[err..].to_owned(),
+        )
+    }
+
+    /// All lines are seen, and handlers have printed no others.
+    fn see_all(&self, lines: &str) {
+        lines.lines().for_each(|line| self.see(line));
+        let (out, _) = self.terminal();
+        assert_eq!(handled(&out), handled(lines), "after {}", self.printed);
+    }
+
+    /// Waits for a new line in either terminal that has the parts of `expected`, which `…` divides.
     fn see(&self, expected: &str) {
         let is_seen = || {
-            let running = self.running.as_ref();
-            let terminal = running.map_or_else(String::new, |it| it.out() + &it.err());
+            let (out, err) = self.terminal();
             let has = |line: &str| {
                 let mut rest = Some(line);
                 for part in expected.split('…').map(str::trim) {
@@ -153,13 +191,22 @@ impl Reader {
                 }
                 rest.is_some()
             };
-            [&terminal, &self.printed]
+            [&out, &err, &self.printed]
                 .iter()
                 .any(|it| it.lines().any(has))
         };
         let printed = self.printed.lines().next();
         let what = format!("`{expected}`, in the program's terminal or after {printed:?},");
         until(&what, || is_seen().then_some(()));
+    }
+
+    /// The console's first page.
+    fn open(&self, url: &str) {
+        until(url, || {
+            let page = curl(&[url]);
+            let reason = "No such file or directory";
+            (page.contains("chat-rated") && page.contains(reason)).then_some(())
+        });
     }
 }
 
@@ -169,18 +216,26 @@ fn the_tutorial_is_followed_as_it_stands() {
     let address = format!("127.0.0.1:{}", free_port());
     let page = page.replace(ADDRESS, &address);
     let mut reader = Reader::new(&address);
-    let mut seen = 0;
+    let (mut seen, mut opened) = (0, 0);
     for (language, text) in blocks(&page) {
         match language {
-            "sh" => text.lines().for_each(|line| reader.type_in(line)),
+            "prose" => {
+                let urls = text.split('<').skip(1);
+                let urls = urls.filter_map(|rest| rest.split_once('>').map(|it| it.0));
+                for url in urls.filter(|url| url.starts_with("http://")) {
+                    reader.open(url);
+                    opened += 1;
+                }
+            }
+            "sh" => reader.type_all(text),
             "rust,no_run" => fs::write(reader.directory.join("src/main.rs"), text).unwrap(),
-            "diff" => reader.change(&text),
+            "diff" => reader.change(text),
             "text" => {
-                text.lines().for_each(|line| reader.see(line));
+                reader.see_all(text);
                 seen += text.lines().count();
             }
             other => panic!("nobody knows what to do with {other}"),
         }
     }
-    assert!(seen > 10, "{seen}");
+    assert!(seen > 10 && opened == 1, "{seen} lines and {opened} pages");
 }

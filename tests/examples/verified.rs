@@ -117,6 +117,123 @@ fn each_sender_is_received_and_what_was_sent_is_verified() {
 }
 
 #[test]
+fn what_stands_in_the_query_is_sent() {
+    let dir = TempDir::new().unwrap();
+    let described = |headers: &str, algorithm: &str| {
+        let signature = format!("headers = [\"?{headers}\"]\nalgorithm = \"{algorithm}\"\n");
+        let coding = if algorithm == "token" {
+            ""
+        } else {
+            "coding = \"base64\"\n"
+        };
+        let text = format!("name = \"acme\"\n[signature]\n{signature}{coding}");
+        file(dir.path(), &format!("{headers}.toml"), &text)
+    };
+    let secret = "correct horse&=%";
+    for (sender, is_token) in [
+        (described("sign", "hmac-sha256"), false),
+        (described("token", "token"), true),
+    ] {
+        let receiver = Server::receiver(&["--sender", &sender, "--secret", secret]);
+        let args = ["--sender", &sender, "--event", "push", "--count", "3"];
+        // Beside another parameter, too.
+        let sent = receiver.send_to("/webhooks?a=b", secret, &args);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert!(sent.out.contains("\n        3 200 OK\n"), "{sent:?}");
+        let wrong = receiver.send_to("/webhooks", "another", &args);
+        assert_eq!(wrong.code, 1, "{wrong:?}");
+        let target = if is_token { "token=…" } else { "sign=" };
+        assert!(
+            sent.out
+                .contains(&format!("\n> POST /webhooks?a=b&{target}")),
+            "{sent:?}"
+        );
+        assert!(!sent.out.contains("correct"), "{sent:?}");
+        let captured = file(dir.path(), "sent", &sent.out);
+        let verified = verify(&[&sender, &captured, "--secret", secret]);
+        // A token is not printed.
+        assert_eq!(verified.code, i32::from(is_token), "{verified:?}");
+    }
+}
+
+/// Their genuine deliveries, as they are documented: a blank stands in the header of WorkOS, two lists in that of Persona.
+#[test]
+fn genuine_deliveries_are_accepted() {
+    let dir = TempDir::new().unwrap();
+    let documented: Vec<Value> =
+        serde_json::from_str(include_str!("../fixtures/senders/documented.json")).unwrap();
+    let text = |it: &Value| it.as_str().unwrap().to_owned();
+    for it in &documented {
+        let name = text(&it["name"]);
+        if !Sender::PROFILES.contains(&&*name) {
+            continue;
+        }
+        let mut request = String::new();
+        let target = it["target"].as_str().unwrap_or("/");
+        request += &format!("POST {target} HTTP/1.1\n");
+        let headers = it["headers"].as_object().unwrap();
+        for (name, value) in headers {
+            request += &format!("{name}: {}\n", text(value));
+        }
+        if !headers.contains_key("content-type") {
+            request += "content-type: application/json\n";
+        }
+        let body = text(&it["body"]);
+        request += &format!("content-length: {}\n\n{body}", body.len());
+        let captured = file(dir.path(), "captured", &request);
+        let secret = file(dir.path(), "secret", &text(&it["secret"]));
+        let now = it["now"].to_string();
+        let mut args = vec![&*name, &captured, "--secret-file", &secret, "--at", &now];
+        if let Some(url) = it["url"].as_str() {
+            args.extend(["--sender-url", url]);
+        }
+        let verified = verify(&args);
+        assert_eq!(verified.code, 0, "{name}: {verified:?}");
+        assert!(!verified.out.contains("WRONG"), "{name}: {verified:?}");
+    }
+    assert!(documented.len() > 60);
+}
+
+#[test]
+fn challenges_are_judged() {
+    let dir = TempDir::new().unwrap();
+    let token = file(dir.path(), "token", "my-token\n");
+    let asks = "POST /?validationToken=Validation%3A+Testing HTTP/1.1\ncontent-type: text/plain\ncontent-length: 0\n\n";
+    let graph = file(dir.path(), "graph", asks);
+    let verified = verify(&["microsoft-graph", &graph, "--secret", "s"]);
+    assert!(
+        verified.code == 0
+            && verified
+                .out
+                .contains("it is a challenge, answered with 200"),
+        "{verified:?}"
+    );
+    let asks =
+        "GET /?hub.mode=subscribe&hub.verify_token=my-token&hub.challenge=1 HTTP/1.1\nhost: a\n\n";
+    let meta = file(dir.path(), "meta", asks);
+    let args = ["meta", &meta, "--secret", "s"];
+    let verified = verify(&[&args[..], &["--sender-token-file", &token]].concat());
+    assert!(
+        verified.code == 0
+            && verified
+                .out
+                .contains("it is a challenge, answered with 200"),
+        "{verified:?}"
+    );
+    let other = file(dir.path(), "other", "another\n");
+    let refused = verify(&[&args[..], &["--sender-token-file", &other]].concat());
+    assert!(
+        refused.code == 1 && refused.out.contains("the challenge carries another token"),
+        "{refused:?}"
+    );
+    let none = verify(&args);
+    assert!(
+        none.code == 1 && none.out.contains("--sender-token-file"),
+        "{none:?}"
+    );
+}
+
+#[test]
 fn a_form_is_handled_from_an_inbox() {
     let dir = TempDir::new().unwrap();
     let inbox = format!("sqlite:{}", dir.path().join("inbox.db").display());
@@ -344,6 +461,21 @@ fn what_cannot_be_read_is_misuse() {
             "cannot be read",
         ),
         (&["square", &request, "--secret", "s"], "`{url}` is signed"),
+        (
+            &["twilio", &request, "--secret", "s"],
+            "`Webhooks::verified_by` takes a verifier",
+        ),
+        (
+            &[
+                "github",
+                &request,
+                "--secret",
+                "s",
+                "--sender-token-file",
+                &none,
+            ],
+            "its challenges have no token",
+        ),
         (&["github", &request], "pass --secret or --secret-file"),
         (&["github", &request, "--secret", ""], "the secret is empty"),
         (

@@ -333,3 +333,38 @@ async fn a_form_is_an_event_that_waits_for_its_handler() {
     assert_eq!(bodies(&records), [form]);
     assert_eq!(records[0].summary.state, EventState::Waiting);
 }
+
+#[tokio::test]
+async fn a_path_that_finds_no_array_in_100_deliveries_is_warned_of_once() {
+    let both = json!([{"path": "/evnts/*", "key": "/id"}, {"path": "/data/*/events/*"}]);
+    for (found_at, body) in [
+        (None, r#""events":[{"id":"1"}]}"#),
+        // The items of a mistyped inner name have the type of the delivery.
+        (Some(150), r#""data":[{"evnts":[{"id":"1"}]}]}"#),
+        (Some(50), "no JSON"),
+        (Some(50), r#""events":7}"#),
+    ] {
+        let log = Log::capture(tracing::Level::WARN);
+        let place = Place::new(MemoryQueue::new(), json!({ "batch": both }));
+        for n in 0..250 {
+            let found = r#""data":[{"events":[]}]}"#;
+            let body = if found_at == Some(n) { found } else { body };
+            // No body comes twice.
+            place
+                .send(&format!(r#"{{"n":{n},{body}"#))
+                .await
+                .assert_ok();
+        }
+        let events = log.events();
+        let told: Vec<_> = events
+            .iter()
+            .filter(|line| line["message"].contains("none of the first 100 deliveries"))
+            .map(|line| (&*line["field"], &*line["pointers"], &*line["last"]))
+            .collect();
+        let paths = "/evnts/*, /data/*/events/*";
+        match found_at {
+            Some(50) => assert!(told.is_empty(), "{told:?}"),
+            _ => assert_eq!(told, [("batch", paths, "no array stands there")]),
+        }
+    }
+}

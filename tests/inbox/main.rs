@@ -38,6 +38,8 @@ mod published;
 mod rolling;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod routes;
+#[cfg(all(feature = "moka", feature = "sqlite"))]
+mod silence;
 mod small_scope;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod spool;

@@ -17,6 +17,7 @@ use tower::service_fn;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
+use tower_webhook::telemetry::FailureBudget;
 use tower_webhook::{
     Decision, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,
     IdempotencyLayer, RawDelivery, Sender, Verified, Webhooks,
@@ -641,6 +642,15 @@ async fn items_are_filtered_by_their_types() {
     place.send(&[other]).await.assert_ok();
     place.send_as("whole", "{}").await.assert_ok();
     assert_eq!(place.work.take(), ["whole"]);
+    // One that is left out is not the first of equal keys, and its body is not guarded.
+    let equal = [json!({ "id": 3, "type": "closed" }), plain(3)];
+    place.send(&equal).await.assert_ok();
+    assert_eq!(place.work.take(), ["3"]);
+    let without = batch(&[json!({ "type": "closed" }), plain(4)]);
+    for key in ["a", "b"] {
+        place.send_as(key, &without).await.assert_ok();
+    }
+    assert_eq!(place.work.take(), ["4"]);
     let none = Place::with(acme(), |it| {
         it.keep_only(["opened".parse().unwrap()])
             .store(MokaStore::new())
@@ -710,4 +720,29 @@ async fn behind_the_signature_alone_a_delivery_is_whole() {
     .await
     .assert_ok();
     assert_eq!(work.take(), ["1", "2"]);
+}
+
+#[tokio::test]
+async fn the_failure_budget_counts_a_delivery_once_however_many_items_it_has() {
+    let (budget, sender) = (FailureBudget::new(), acme());
+    let fails = |_: RawDelivery| async { HandlerResult::Err(HANDLER_ERROR.into()) };
+    let (service, _running) = Webhooks::new(secret())
+        .sender(sender.clone())
+        .observer(budget.clone())
+        .start(EventRouter::new().fallback(fails))
+        .unwrap();
+    let items: Vec<_> = (0..17)
+        .map(|n| json!({"id": n, "type": "t", "chat": n}))
+        .collect();
+    let body = json!({ "events": items }).to_string();
+    for failures in 1..=2 {
+        let answered = send(&service, request(&sender, "key", &body)).await;
+        assert_eq!(answered.status, StatusCode::SERVICE_UNAVAILABLE);
+        let spent = budget.spent();
+        let spent: Vec<_> = spent
+            .iter()
+            .map(|it| (it.failures, it.kind.clone()))
+            .collect();
+        assert_eq!(spent, [(failures, Some(EventKind::from_static("acme")))]);
+    }
 }

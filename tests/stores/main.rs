@@ -12,5 +12,7 @@ mod redis;
 mod redis_receivers;
 #[cfg(all(feature = "conformance", feature = "moka", feature = "redis"))]
 mod redis_sets;
+#[cfg(all(feature = "conformance", feature = "moka", feature = "redis"))]
+mod rights;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;

@@ -29,6 +29,8 @@ use support::log::Log;
 use support::program::{Peer, say};
 use support::redis::RedisServer;
 
+use crate::rights::{self, user_of};
+
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// A server whose stores the suite opens.
@@ -369,17 +371,6 @@ async fn server_that_evicts_is_refused() {
     connect(&server).await;
 }
 
-/// Without these, nothing works.
-const RIGHTS: &str = "~webhook:* -@all +evalsha +script|load +time +get +set +del";
-
-/// Makes a user with these rights, and returns its URL.
-fn user_of(server: &RedisServer, rights: &str) -> String {
-    let acl = format!("ACL SETUSER webhooks reset on >hunter2 {rights}");
-    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
-    assert!(answer.starts_with("+OK"), "{answer}");
-    format!("redis://webhooks:hunter2@{}/", server.address())
-}
-
 async fn does_everything(store: &RedisStore) {
     let lease = acquired(store, &id("a"), MINUTE).await;
     store.renew(&lease, MINUTE).await.unwrap();
@@ -392,11 +383,11 @@ async fn does_everything(store: &RedisStore) {
 #[tokio::test]
 async fn database_needs_the_select_right() {
     let server = RedisServer::start();
-    let url = user_of(&server, &format!("{RIGHTS} +info")) + "1";
+    let url = user_of(&server, &format!("{} +info", rights::for_all())) + "1";
     let error = refused(&url).await;
     assert!(chain(&error).contains("select"), "{}", chain(&error));
 
-    let url = user_of(&server, &format!("{RIGHTS} +info +select")) + "1";
+    let url = user_of(&server, &format!("{} +info +select", rights::for_all())) + "1";
     let logs = Log::capture(Level::DEBUG);
     does_everything(&RedisStore::open(&url).await.unwrap()).await;
     assert_eq!(logs.count(Level::WARN, ""), 0);
@@ -406,17 +397,16 @@ async fn database_needs_the_select_right() {
 async fn cluster_must_say_where_its_keys_are() {
     let server = cluster_of_one().await;
     for missing in ["slots", "info"] {
-        let user = format!("{RIGHTS} +info +cluster|info +cluster|slots -cluster|{missing}");
+        let (all, cluster) = (rights::for_all(), rights::for_cluster());
+        let user = format!("{all} +info {cluster} -cluster|{missing}");
         let error = refused(&user_of(&server, &user)).await;
         assert_eq!(error.kind(), OpenErrorKind::Denied, "{error:?}");
         let command = format!("cluster|{missing}");
         assert!(chain(&error).contains(&command), "{}", chain(&error));
     }
-    for rights in [
-        "+info +cluster|info +cluster|slots",
-        "+cluster|info +cluster|slots",
-    ] {
-        let url = user_of(&server, &format!("{RIGHTS} {rights}"));
+    for info in ["+info", "-info"] {
+        let (all, cluster) = (rights::for_all(), rights::for_cluster());
+        let url = user_of(&server, &format!("{all} {cluster} {info}"));
         let store = RedisStore::open(&url).await.unwrap();
         does_everything(&store).await;
         server.command(&["FLUSHALL"]);
@@ -461,7 +451,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
     // A managed server may forbid to ask.
     let server = RedisServer::start_with(&["--save", ""]);
     let logs = Log::capture(Level::DEBUG);
-    let user = user_of(&server, &format!("{RIGHTS} +info"));
+    let user = user_of(&server, &format!("{} +info", rights::for_all()));
     RedisStore::open(&user).await.unwrap();
     assert_eq!(logs.count(Level::WARN, ""), 0);
 }
@@ -469,7 +459,7 @@ async fn server_that_saves_nothing_causes_a_warning() {
 #[tokio::test]
 async fn unknown_eviction_policy_causes_a_warning() {
     let server = RedisServer::start();
-    let url = user_of(&server, RIGHTS);
+    let url = user_of(&server, &rights::for_all());
     let logs = Log::capture(Level::DEBUG);
     let store = RedisStore::open(&url).await.unwrap();
     assert_eq!(logs.count(Level::WARN, "maxmemory-policy"), 1);

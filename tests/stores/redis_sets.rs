@@ -14,6 +14,8 @@ use tower_webhook::store::{
 };
 use tracing::Level;
 
+use crate::rights::{self, user_of};
+
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// Servers whose stores the suite opens.
@@ -151,27 +153,91 @@ fn migrate(from: &RedisServer, to: &RedisServer, slot: &str) {
     moved.unwrap();
 }
 
+/// A cluster whose first server moves all its slots to the second.
+fn moving_cluster(args: &[&str]) -> RedisCluster {
+    let cluster = RedisCluster::start_with(args);
+    let [from, to] = [&cluster.servers[0], &cluster.servers[1]];
+    let (source, target) = (node(from), node(to));
+    for slot in (0..=5460u32).map(|slot| slot.to_string()) {
+        to.command(&["CLUSTER", "SETSLOT", &slot, "IMPORTING", &source]);
+        from.command(&["CLUSTER", "SETSLOT", &slot, "MIGRATING", &target]);
+    }
+    cluster
+}
+
+/// A user of all servers, with what the page says that it needs in a cluster.
+fn user_of_all(cluster: &RedisCluster, more: &str) -> String {
+    let (all, for_cluster) = (rights::for_all(), rights::for_cluster());
+    let rights = format!("{all} {for_cluster} {more}");
+    let urls = cluster.servers.iter().map(|it| user_of(it, &rights));
+    let mut urls: Vec<_> = urls.collect();
+    urls.remove(0)
+}
+
 /// The key is claimed and settled where its slot is moved to.
 #[tokio::test]
 async fn new_keys_of_a_slot_in_between_are_recorded_once() {
-    let cluster = RedisCluster::start();
-    let store = open(&cluster).await;
-    let [from, to] = [&cluster.servers[0], &cluster.servers[1]];
-    let all: Vec<_> = (0..=5460u32).map(|slot| slot.to_string()).collect();
-    for slot in &all {
-        to.command(&["CLUSTER", "SETSLOT", slot, "IMPORTING", &node(from)]);
-        from.command(&["CLUSTER", "SETSLOT", slot, "MIGRATING", &node(to)]);
+    let cluster = moving_cluster(&[]);
+    let limited = user_of_all(&cluster, "+info");
+    let mut keys = 0..;
+    for url in [cluster.url(), limited] {
+        let store = RedisStore::open(&url).await.unwrap();
+        for server in &cluster.servers[..3] {
+            server.command(&["SCRIPT", "FLUSH"]);
+        }
+        for key in keys.by_ref().take(100) {
+            handle(&store, key).await;
+            assert!(is_done(&store, key).await);
+        }
     }
-    for server in &cluster.servers[..3] {
-        server.command(&["SCRIPT", "FLUSH"]);
+    let [from, to, third] = &cluster.servers[..3] else {
+        panic!("there are six");
+    };
+    assert_eq!(size(from), 0);
+    assert_eq!(size(to) + size(third), 200);
+}
+
+#[tokio::test]
+async fn a_user_who_may_not_ask_for_a_moving_key_is_told_so() {
+    let cluster = moving_cluster(&[]);
+    let url = user_of_all(&cluster, "-asking");
+    let store = RedisStore::open(&url).await.unwrap();
+    let mut errors = Vec::new();
+    for key in 0..30 {
+        errors.extend(claim(&store, key).await.err());
     }
+    assert!(errors.len() > 3, "{}", errors.len());
+    for error in errors {
+        let error = chain(&error);
+        assert!(error.contains("asking"), "{error}");
+    }
+}
+
+/// As in managed clusters, whose servers have names instead of addresses.
+#[tokio::test]
+async fn servers_are_found_by_the_names_that_the_cluster_has_for_them() {
+    let named = [
+        "--cluster-announce-hostname",
+        "localhost",
+        "--cluster-preferred-endpoint-type",
+        "hostname",
+    ];
+    let cluster = moving_cluster(&named);
+    let third = &cluster.servers[2];
+    eventually("each server tells the others its name", async || {
+        let slots = third.command(&["CLUSTER", "SLOTS"]);
+        // Six servers, and an address beside each name.
+        slots.matches("localhost").count() == 6 && !slots.contains("\r\n?\r\n")
+    })
+    .await;
+    let url = format!("redis://localhost:{}", third.port());
+    let store = RedisStore::open(&url).await.unwrap();
     for key in 0..100 {
         handle(&store, key).await;
         assert!(is_done(&store, key).await);
     }
-    assert_eq!(size(from), 0);
-    let third = &cluster.servers[2];
-    assert_eq!(size(to) + size(third), 100);
+    let sizes: Vec<_> = cluster.servers[..3].iter().map(size).collect();
+    assert!(sizes[0] == 0 && sizes[1] > 30 && sizes[2] > 10, "{sizes:?}");
 }
 
 /// The old primary keeps calls waiting until the new one is, which may take longer than a connection may be silent.
@@ -477,6 +543,16 @@ async fn servers_that_do_not_fit_the_url_are_refused() {
         error.to_string().contains("not part of a cluster"),
         "{error}"
     );
+
+    let error = refused("redis://127.0.0.1:1,127.0.0.1:2").await;
+    assert_eq!(error.kind(), OpenErrorKind::Unavailable, "{error:?}");
+    let text = chain(&error);
+    for each in ["127.0.0.1:1 ", "127.0.0.1:2 "] {
+        assert!(text.contains(each), "{text}");
+    }
+    assert_eq!(text.matches("refused").count(), 2, "{text}");
+    let error = refused(&format!("redis://{sentinel},127.0.0.1:1")).await;
+    assert_eq!(error.kind(), OpenErrorKind::Unsuitable, "{error:?}");
 
     for sentinel in &mut set.sentinels {
         sentinel.kill();

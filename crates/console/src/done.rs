@@ -104,11 +104,11 @@ pub(super) async fn done(
             && until.is_none_or(|until| action.at < until)
     };
     let inbox = inbox(&view.console)?;
-    let (began, mut found) = (Instant::now(), Vec::new());
+    let (began, mut found, mut reached) = (Instant::now(), Vec::new(), None);
     let next = loop {
         let step = read(inbox.actions(Which::All, before, STEP)).await?;
         let is_last = step.len() < STEP;
-        let last = step.last().map(|action| action.number);
+        let last = step.last().map(|action| (action.number, action.at));
         // Those before it are older still.
         let is_over = step
             .last()
@@ -122,10 +122,11 @@ pub(super) async fn done(
         if is_last || is_over {
             break None;
         }
-        before = last;
+        before = last.map(|(number, _)| number);
         if began.elapsed() >= LIMIT {
+            reached = last.map(|(_, at)| at);
             break before;
         }
     };
-    Ok(page::actions(&view, &sought, &found, next))
+    Ok(page::actions(&view, &sought, &found, next, reached))
 }

@@ -29,6 +29,9 @@ pub(super) struct Asked {
     day: String,
     route: String,
     kind: String,
+    /// Both in one, such as `github/push`.
+    #[serde(rename = "type")]
+    of: String,
     until: String,
 }
 
@@ -271,9 +274,19 @@ pub(super) async fn history(
     }
     let event_type = |count: &Count| Some(EventType::new(count.route.clone(), count.kind.clone()?));
     let types = counts.iter().filter_map(event_type).collect();
-    let chosen = Chosen {
-        route: text(&asked.route),
-        kind: text(&asked.kind),
+    let chosen = match text(&asked.of) {
+        Some(of) => {
+            let wrong = |_| {
+                Problem::bad(format!(
+                    "`{of}` is no event type, such as `chat-rated` or `github/push`."
+                ))
+            };
+            Chosen::of(of.parse().map_err(wrong)?)
+        }
+        None => Chosen {
+            route: text(&asked.route),
+            kind: text(&asked.kind),
+        },
     };
     // After the types were collected, so that the page offers the others, too.
     counts.retain(|count| chosen.has(count));

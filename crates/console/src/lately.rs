@@ -7,7 +7,6 @@ use tower_webhook::inbox::Inbox;
 use tower_webhook::telemetry::{Count, CountsOf, Series, Silence, Silent, minute_of};
 use tower_webhook::{EventType, RouteName};
 
-use super::reading::read;
 use super::settings::Console;
 
 /// The most counts that are read: those of 800 types and outcomes in each minute.
@@ -165,19 +164,27 @@ async fn silent(console: &Console, inbox: Option<&Inbox>, process: Option<i64>) 
         return silent;
     };
     let now = minute_of(console.now());
-    let delivered = [Series::Acknowledged, Series::Refused];
+    // A delivery of several events is counted with a type of its own. Their types are known of their first attempts.
+    let delivered = [Series::Acknowledged, Series::Refused, Series::Lag];
     let of = CountsOf::new(delivered, now - longest.min(LONGEST)..now + 1);
     let of = of.by_process().limit(MOST);
-    let Ok(counts) = read(inbox.counts(&of)).await else {
+    let inbox = inbox.clone();
+    let counts = async move { inbox.counts(&of).await };
+    let Ok((counts, _)) = console.delivered.by(counts).await else {
         return silent;
     };
     let mut last = BTreeMap::<EventType, i64>::new();
-    // This process knows its own to the second.
-    for count in counts.into_iter().filter(|it| Some(it.process) != process) {
+    // This process knows its own deliveries to the second. Those of the events that it tries may be of another one.
+    let is_new = |it: &Count| it.series == Series::Lag || Some(it.process) != process;
+    for count in counts.into_iter().filter(is_new) {
+        let waited = match count.series {
+            Series::Lag => minutes(Duration::from_millis(count.number)),
+            _ => 0,
+        };
         // Without a kind, it was not verified, and proves nothing.
         if let Some(kind) = count.kind {
             let last = last.entry(EventType::new(count.route, kind)).or_default();
-            *last = count.minute.max(*last);
+            *last = (*last).max(count.minute - waited);
         }
     }
     silent.retain_mut(|it| {

@@ -1,4 +1,4 @@
-// Once a second, replaces the parts of the page that have changed. The page works without it.
+// Replaces what has changed, once a second. The page works without it.
 const pause = document.getElementById("pause");
 pause.parentElement.hidden = false;
 
@@ -9,7 +9,7 @@ const parse = async (answer) => shown(new DOMParser().parseFromString(await answ
 // What the focused element is called in the new contents of its part.
 const name = (element) => element.id || element.getAttribute("href");
 
-// Says that the figures are old, and why.
+// Why the figures are old.
 const stale = document.createElement("p");
 Object.assign(stale, { id: "stale", className: "alert", role: "alert" });
 let seen = performance.now();
@@ -27,7 +27,8 @@ function old(why) {
 async function refresh() {
   const began = performance.now();
   try {
-    if (pause.checked || document.hidden) return;
+    // The clock alone is no reason to ask.
+    if (pause.checked || document.hidden || !document.querySelector("main [data-live]")) return;
     const signal = AbortSignal.timeout(10_000);
     const answer = await fetch(own, { headers: { "x-live": "1" }, signal });
     if (!answer.ok) return old(`The answer was ${answer.status}.`);
@@ -44,6 +45,8 @@ async function refresh() {
       const focused = old.contains(document.activeElement) && name(document.activeElement);
       old.innerHTML = live.innerHTML;
       if (focused) [...old.querySelectorAll("a, button")].find((e) => name(e) === focused)?.focus();
+      // From now on it belongs to the person.
+      if ("last" in live.dataset) delete old.dataset.live;
     }
   } catch {
     old(document.body.dataset.stopped);
@@ -52,8 +55,7 @@ async function refresh() {
     setTimeout(refresh, Math.max(1000, 10 * (performance.now() - began)));
   }
 }
-// The clock alone is no reason to ask.
-if (document.querySelector("main [data-live]")) setTimeout(refresh, 1000);
+setTimeout(refresh, 1000);
 
 // Continues a search until the page is full or left.
 async function search() {

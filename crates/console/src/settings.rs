@@ -23,6 +23,7 @@ pub struct Console {
     pub(super) inbox: Option<Inbox>,
     pub(super) counts: Counts,
     pub(super) lately: Counts<Vec<Count>>,
+    pub(super) delivered: Counts<Vec<Count>>,
     pub(super) causes: Counts<Causes>,
     pub(super) budget: Option<FailureBudget>,
     pub(super) silence: Option<Silence>,

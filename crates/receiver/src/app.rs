@@ -374,7 +374,7 @@ fn webhooks(args: &Options, route: &Route) -> Webhooks {
     if args.secrets.replay_guard {
         webhooks = webhooks.replay_guard();
     }
-    if args.secrets.equal_bodies {
+    if route.equal_bodies {
         webhooks = webhooks.equal_bodies();
     }
     if args.secrets.reject_changed_bodies {

@@ -82,7 +82,7 @@ pub(crate) struct Secrets {
 
     /// Keep a secret that the sender brings in a handshake, such as Asana and Notion: append it to --secret-file, once
     ///
-    /// The file may have no secret yet. Whoever reaches the URL can bring one, so that the first is kept, and all others are
+    /// It is a run of its own, without --config. The file may have no secret yet. Whoever reaches the URL can bring one, so that the first is kept, and all others are
     /// refused until a restart: leave this out once the log says that a secret was learned.
     #[arg(long, requires = "secret_file", conflicts_with_all = ["config", "demo", "dangerously_unsigned"])]
     pub(crate) learn_secret: bool,
@@ -106,7 +106,8 @@ pub(crate) struct Secrets {
 
     /// Handle equal bodies under different keys as different events, although the sender does not sign its keys
     ///
-    /// Whoever captured a delivery can then have it handled again under another key.
+    /// Whoever captured a delivery can then have it handled again under another key. With --config, it is for all routes, and
+    /// the field `equal-bodies` is for one.
     #[arg(long, conflicts_with = "replay_guard")]
     pub(crate) equal_bodies: bool,
 
@@ -127,7 +128,9 @@ pub(crate) struct Kept {
     ///
     /// `memory`, the default, is lost when the receiver stops, so events that the platform then retries are handled
     /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
-    /// are for several receivers that share their work. Every user of this machine can read a password
+    /// are for several receivers that share their work, and may be several servers: `redis://HOST,HOST` is a cluster,
+    /// `redis+sentinel://HOST,HOST/NAME` the primary that sentinels call NAME, and `postgres://HOST,HOST/DATABASE` the one of
+    /// these servers that takes writes. Every user of this machine can read a password
     /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Redis
     /// and Postgres need the feature of their name, as in
     /// `cargo run -p tower-webhook-receiver --features postgres`.
@@ -137,7 +140,8 @@ pub(crate) struct Kept {
     /// Answer each event when it is stored, and handle it later: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
-    /// events of a chat are handled one after another. `receiver inbox` lists, redrives and discards events.
+    /// events of a chat are handled one after another. With `postgres://HOST,HOST/DATABASE`, the receiver uses the one of these
+    /// servers that takes writes, and follows it to another one. `receiver inbox` lists, redrives and discards events.
     /// Pass a URL with a password in the environment variable WEBHOOK_INBOX, which `receiver inbox` reads, too. Postgres
     /// needs its feature, as in `cargo run -p tower-webhook-receiver --features postgres`. The environment variable
     /// WEBHOOK_STORE must not be set.
@@ -169,10 +173,10 @@ pub(crate) struct Kept {
     #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
     pub(crate) keep_header: Vec<HeaderName>,
 
-    /// Keep events of this kind only: others are answered with 200, and neither stored, remembered nor handled
+    /// Keep events of this type only: others are answered with 200, and neither stored, remembered nor handled
     ///
-    /// Repeat it for more kinds, or separate them by commas. By default, all are kept.
-    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    /// Repeat it for more types, or separate them by commas. By default, all are kept.
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub(crate) keep_only: Vec<EventKind>,
 
     /// The name of the route, by which its keys and events are kept; by default, the name of the sender
@@ -379,9 +383,11 @@ pub(crate) struct Monitoring {
     /// A command that is run when alarms begin, become worse or end, by `sh -c`
     ///
     /// It receives a line of JSON on standard input: `alarms`, all of now, and `ended`. Each has `alarm`
-    /// (`failure-budget`, `unverified-requests`, `silent`, `slowed`, `cannot-claim`, `spool-full` or `spool-not-flushed`), `route`
-    /// and `kind`, and one of now its `severity`, for failures of the last hour `failures`, `limit` and `disabled_in_seconds`, and for a spool
-    /// `events` and `full_in_seconds`. It is run as that of --on-dead.
+    /// (`failure-budget`, `unverified-requests`, `silent`, `slowed`, `waiting`, `cannot-claim`, `spool-full` or `spool-not-flushed`),
+    /// `route` and `kind`, and one of now its `severity`, for failures of the last hour `failures`, `limit` and
+    /// `disabled_in_seconds`, for a `silent` type `quiet_seconds`, for a `waiting` one `oldest_seconds`, and for a spool `events` and
+    /// `full_in_seconds`. A type is `silent` if this process, whatever others get, was delivered none of its events for too
+    /// long. It is run as that of --on-dead.
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     pub(crate) on_alarm: Option<String>,
 
@@ -412,6 +418,17 @@ pub(crate) enum OnFailure {
     Block,
     /// They are handled without waiting
     Skip,
+}
+
+impl Options {
+    pub(crate) fn may_run_commands(&self) -> bool {
+        let monitoring = &self.monitoring;
+        self.handling.exec.is_some()
+            // Of a file, any route may have a command.
+            || self.listening.config.is_some()
+            || monitoring.on_dead.is_some()
+            || monitoring.on_alarm.is_some()
+    }
 }
 
 impl Limits {

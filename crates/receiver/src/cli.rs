@@ -30,7 +30,8 @@ pub(crate) enum Command {
     /// Receive webhooks, and print one line of JSON for each event; the default
     ///
     /// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none, and with
-    /// "redriven":true if a person redrove the event in an inbox, and with the path as "route" if it came by --config.
+    /// "redriven":true if a person redrove the event in an inbox, with the path as "route" if it came by --config, and with
+    /// "batch":{"item":…,"items":…,"kept":…} if it came in a batch.
     /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
     /// an event is answered when it is stored, and the receiver handles it later and retries it.
     /// GET /healthz is answered with 200, and GET /readyz with 200 if a delivery would be stored now, or else with 503.
@@ -103,13 +104,13 @@ pub(crate) fn warn_of_variables() {
     let cli = command();
     let of_all = cli.get_subcommands().flat_map(clap::Command::get_arguments);
     let known: Vec<_> = of_all.filter_map(Arg::get_env).collect();
-    for (name, _) in env::vars_os() {
+    for (name, value) in env::vars_os() {
         let is_known =
             known.contains(&name.as_os_str()) || credentials::HIDDEN.iter().any(|it| name == *it);
         let Some(rest) = name.to_str().and_then(|name| name.strip_prefix("WEBHOOK_")) else {
             continue;
         };
-        if is_known || is_of_kubernetes(rest) {
+        if is_known || is_of_kubernetes(rest, &value.to_string_lossy()) {
             continue;
         }
         let variable = format!("WEBHOOK_{rest}");
@@ -127,12 +128,12 @@ pub(crate) fn warn_of_variables() {
 }
 
 /// Whether Kubernetes sets a variable, here without `WEBHOOK_`, in all pods, for a service whose name begins with `webhook`.
-fn is_of_kubernetes(rest: &str) -> bool {
-    let is_port = |rest: &str| {
-        let after = rest.split_once("PORT").map(|(_, after)| after);
-        after.is_some_and(|it| it.is_empty() || it.starts_with('_'))
-    };
-    rest.ends_with("SERVICE_HOST") || is_port(rest)
+fn is_of_kubernetes(rest: &str, value: &str) -> bool {
+    let is_of_protocol = || ["_TCP", "_UDP", "_SCTP"].iter().any(|it| rest.contains(it));
+    rest.ends_with("SERVICE_HOST")
+        || rest.contains("SERVICE_PORT")
+        || rest.contains("PORT_") && is_of_protocol()
+        || rest.ends_with("PORT") && value.contains("://")
 }
 
 /// The variable of the option that clap suggests in place of this one, without `WEBHOOK_`.

@@ -36,6 +36,7 @@ struct Entry {
     sender_token_file: Option<PathBuf>,
     header_prefix: Option<String>,
     secret_file: PathBuf,
+    equal_bodies: Option<bool>,
     #[serde(default, deserialize_with = "name")]
     name: Option<RouteName>,
     #[serde(default, deserialize_with = "kinds")]
@@ -161,6 +162,7 @@ impl Entry {
             sender,
             secrets: Some(secrets),
             secret_file: Some(self.secret_file),
+            equal_bodies: self.equal_bodies.unwrap_or(args.secrets.equal_bodies),
             files,
             place,
             is_inbox,

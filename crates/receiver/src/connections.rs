@@ -34,8 +34,8 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 /// The part of the connections that is kept free: one in so many.
 const SPARE: usize = 8;
 
-/// How long a connection that has sent no whole request has for it when the receiver stops. It was accepted, and may have
-/// been opened just before.
+/// How long a connection that has sent no whole request has for it when the receiver stops. It may have been opened just
+/// before, or its next request may be on its way.
 const LAST_CALL: Duration = Duration::from_secs(2);
 
 /// How far the receiver is with stopping.
@@ -44,7 +44,7 @@ pub(crate) enum Stage {
     Serving,
     /// Requests are served, and each response is the last one of its connection.
     Leaving,
-    /// No connection is accepted, and those without a request are closed.
+    /// No connection is accepted, and those without a request are closed soon.
     Closing,
 }
 
@@ -221,7 +221,7 @@ impl Served {
                     Some(Ok(())) => break,
                     Some(Err(error)) if self.refused(&error) => break,
                     Some(Err(_)) => return,
-                    None if closing.is_some() => return,
+                    None if closing.is_some_and(|it| it.elapsed() >= LAST_CALL) => return,
                     None => match self.quiet() {
                         Some(quiet) => self = quiet,
                         None => return,
@@ -248,8 +248,8 @@ impl Served {
         }
     }
 
-    /// Returns how the connection ends, or `None` at a time limit. When the receiver closes, a connection
-    /// that waits for its next request ends at once, and a connection that waits for its first request ends soon.
+    /// Returns how the connection ends, or `None` at a time limit. When the receiver closes, a connection that waits for a
+    /// request ends soon.
     async fn next(&mut self, closing: Option<Instant>) -> Option<hyper::Result<()>> {
         let mut timer = pin!(sleep_until(Instant::now()));
         poll_fn(|cx| {
@@ -257,11 +257,10 @@ impl Served {
                 return Poll::Ready(Some(result));
             }
             let last_call = match (closing, self.activity.phase()) {
-                (Some(_), Phase::Idle(_) | Phase::Quiet(_) | Phase::Closing) => {
-                    return Poll::Ready(None);
-                }
-                (Some(since), Phase::Silent(_) | Phase::Head(_)) => Some(since + LAST_CALL),
-                _ => None,
+                (Some(_), Phase::Closing) => return Poll::Ready(None),
+                (Some(_), phase) if phase.has_request() => None,
+                (Some(since), _) => Some(since + LAST_CALL),
+                (None, _) => None,
             };
             let deadline = self.activity.deadline(&self.limits);
             let Some(deadline) = deadline.into_iter().chain(last_call).min() else {

@@ -1,4 +1,4 @@
-//! Credentials in the environment. A command of `--exec` could read them in `/proc` as long as this process has them
+//! Credentials in the environment. A command could read them in `/proc` as long as this process has them
 //! there, so that it starts itself again without them.
 
 use std::env;

@@ -33,6 +33,8 @@ async fn pass(State(doors): State<Arc<Doors>>, request: Request, next: Next) -> 
     let is_route = doors.paths.contains(&path);
     let shown = || printable(&path.chars().take(LONGEST).collect::<String>());
     match method {
+        // Some senders ask so whether their receiver exists.
+        Method::HEAD if response.status().is_success() => {}
         Method::HEAD if is_route => {
             let reason = format!(
                 "HEAD of `{}` is no delivery: somebody asks whether the address exists; a monitor asks for `/healthz`",

@@ -12,7 +12,7 @@ use tower_webhook::{HandlerError, HandlerResult, RawDelivery, Sender, SenderPoli
 
 use crate::exec::Exec;
 use crate::forward::Forward;
-use crate::json::line_with_payload;
+use crate::json::{Batch, line_with_payload};
 use crate::output::Output;
 
 /// What is done with each event.
@@ -162,6 +162,8 @@ fn line(delivery: &RawDelivery, route: Option<&str>, sender: &Sender) -> anyhow:
         redriven: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
         route: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        batch: Option<Batch>,
     }
 
     let head = Head {
@@ -170,6 +172,7 @@ fn line(delivery: &RawDelivery, route: Option<&str>, sender: &Sender) -> anyhow:
         attempt: delivery.attempt(),
         redriven: delivery.is_redriven(),
         route,
+        batch: delivery.item().map(|item| Batch::of(item, None)),
     };
     // The object of its fields, of a form.
     let form = sender.form_as_json(delivery.body());

@@ -16,15 +16,12 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::args::Options;
 use crate::credentials;
 
+/// The number of the process that the sockets of `LISTEN_FDS` are for.
+const LISTENER: &str = "LISTEN_PID";
+
 /// Whether this process is the first one, and has commands, which may leave others behind.
 pub(crate) fn is_needed(args: &Options) -> bool {
-    let monitoring = &args.monitoring;
-    let may_run_commands = args.handling.exec.is_some()
-        // Of a file, any route may have a command.
-        || args.listening.config.is_some()
-        || monitoring.on_dead.is_some()
-        || monitoring.on_alarm.is_some();
-    may_run_commands && process::id() == 1
+    args.may_run_commands() && process::id() == 1
 }
 
 /// Returns the exit code of the receiver.
@@ -40,6 +37,10 @@ pub(crate) fn run() -> anyhow::Result<ExitCode> {
         // A terminal would send it each signal a second time.
         command.args(env::args_os().skip(1)).process_group(0);
         credentials::pass_on(&mut command)?;
+        // Sockets of systemd are for the receiver, whose number nobody knows before.
+        if env::var(LISTENER).is_ok_and(|it| it == process::id().to_string()) {
+            command.env_remove(LISTENER);
+        }
         let child = command.spawn().context("the receiver cannot be started")?;
         let child = Pid::from_raw(child.id().cast_signed());
         loop {

@@ -58,19 +58,27 @@ impl Learn {
     }
 }
 
-/// Opens the file for what will be appended, or creates it, for its owner alone.
-fn open(file: &Path) -> io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .append(true)
-        .create(true)
-        .mode(0o600)
-        .open(file)
+fn to_append() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).append(true);
+    options
 }
 
-/// Creates the file, which is then no change of it. What is wrong is said when it is read.
-pub(crate) fn create(file: &Path) {
-    let _ = open(file);
+/// Opens the file for what will be appended, or creates it, for its owner alone.
+fn open(file: &Path) -> io::Result<File> {
+    to_append().create(true).mode(0o600).open(file)
+}
+
+/// Creates the file, if it is not there.
+pub(crate) fn create(file: &Path) -> Result<(), ConfigError> {
+    open(file).map(drop).map_err(|it| unreadable(file, it))
+}
+
+fn unreadable(file: &Path, source: io::Error) -> ConfigError {
+    ConfigError::SecretFile {
+        path: file.to_owned(),
+        source,
+    }
 }
 
 fn append(file: &Path, secret: &str) -> io::Result<()> {
@@ -96,13 +104,14 @@ fn read(file: &Path) -> Result<Secrets, ConfigError> {
 
 /// The secrets of a file. A file without a secret gives a random one, which nobody knows.
 pub(crate) fn secrets(file: &Path) -> Result<Secrets, ConfigError> {
-    let of_file = |source| ConfigError::SecretFile {
-        path: file.to_owned(),
-        source,
-    };
+    let of_file = |source| unreadable(file, source);
     let mut text = String::new();
-    let mut opened = open(file).map_err(of_file)?;
-    opened.read_to_string(&mut text).map_err(of_file)?;
+    match to_append().open(file) {
+        Ok(mut opened) => _ = opened.read_to_string(&mut text).map_err(of_file)?,
+        // `check` leaves it to `run` to create it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound && may_be_created(file) => {}
+        Err(error) => return Err(of_file(error)),
+    }
     if !text.trim_start_matches('\u{feff}').trim().is_empty() {
         return read(file);
     }
@@ -110,4 +119,9 @@ pub(crate) fn secrets(file: &Path) -> Result<Secrets, ConfigError> {
     let failed = |error: getrandom::Error| of_file(io::Error::other(error.to_string()));
     getrandom::fill(&mut bytes).map_err(failed)?;
     Ok(Secret::new(bytes)?.with_label("none yet").into())
+}
+
+fn may_be_created(file: &Path) -> bool {
+    let directory = file.parent();
+    directory.is_some_and(|it| it.as_os_str().is_empty() || it.is_dir())
 }

@@ -93,8 +93,7 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(options) => {
-            // Of a file, any route may have a command.
-            if options.handling.exec.is_some() || options.listening.config.is_some() {
+            if options.may_run_commands() {
                 credentials::hide()?;
             }
             if init::is_needed(&options) {

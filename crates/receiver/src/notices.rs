@@ -4,6 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use clap::ValueEnum;
+use clap::builder::PossibleValue;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use futures_util::future::join_all;
 use serde_json::{Value, json};
@@ -57,6 +59,19 @@ const SPOOL_FLUSHED_WITHIN: Duration = Duration::from_secs(10 * 60);
 struct Dead {
     count: u64,
     events: Vec<Value>,
+}
+
+/// What a command of `--on-alarm` is told of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+enum Alarm {
+    CannotClaim,
+    FailureBudget,
+    Silent,
+    Slowed,
+    SpoolFull,
+    SpoolNotFlushed,
+    UnverifiedRequests,
+    Waiting,
 }
 
 /// How a command is run.
@@ -168,8 +183,8 @@ impl Notices {
         };
         for spent in budget.spent().iter().filter(|spent| spent.share() >= 0.2) {
             let name = match spent.kind {
-                Some(_) => "failure-budget",
-                None => "unverified-requests",
+                Some(_) => Alarm::FailureBudget,
+                None => Alarm::UnverifiedRequests,
             };
             let (route, kind) = (spent.route.clone(), spent.kind.clone());
             add((name, Some(route), kind), of_budget(spent));
@@ -177,15 +192,19 @@ impl Notices {
         for silent in silence.silent() {
             let quiet = silent.quiet_for.as_secs();
             let of = json!({ "severity": "critical", "quiet_seconds": quiet });
-            add(("silent", Some(silent.route), Some(silent.kind)), of);
+            add((Alarm::Silent, Some(silent.route), Some(silent.kind)), of);
         }
         for of in &*lock(&self.slowed) {
-            let name = ("slowed", Some(of.route.clone()), Some(of.kind.clone()));
+            let name = (Alarm::Slowed, Some(of.route.clone()), Some(of.kind.clone()));
             add(name, json!({ "severity": "critical" }));
         }
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         for (of, oldest) in &*lock(&self.waiting) {
-            let name = ("waiting", Some(of.route.clone()), Some(of.kind.clone()));
+            let name = (
+                Alarm::Waiting,
+                Some(of.route.clone()),
+                Some(of.kind.clone()),
+            );
             add(
                 name,
                 json!({ "severity": "warning", "oldest_seconds": oldest }),
@@ -194,7 +213,7 @@ impl Notices {
         #[cfg(any(feature = "postgres", feature = "sqlite"))]
         if !lock(&self.inboxes).iter().all(Inbox::can_claim) {
             add(
-                ("cannot-claim", None, None),
+                (Alarm::CannotClaim, None, None),
                 json!({ "severity": "critical" }),
             );
         }
@@ -209,10 +228,10 @@ impl Notices {
                 || status.bytes > status.limit / 10 * 9;
             // Between two measurements, the bytes are estimated: an empty file is not nearly full.
             if is_soon_full && status.events > 0 {
-                add(("spool-full", None, None), of.clone());
+                add((Alarm::SpoolFull, None, None), of.clone());
             }
             if status.oldest > Some(SPOOL_FLUSHED_WITHIN) {
-                add(("spool-not-flushed", None, None), of);
+                add((Alarm::SpoolNotFlushed, None, None), of);
             }
         }
         alarms
@@ -220,10 +239,12 @@ impl Notices {
 }
 
 /// The name of an alarm, and its route and kind.
-type Name = (&'static str, Option<RouteName>, Option<EventKind>);
+type Name = (Alarm, Option<RouteName>, Option<EventKind>);
 
 fn described((name, route, kind): &Name) -> Value {
     let (route, kind) = (route.as_ref(), kind.as_ref());
+    let name = name.to_possible_value();
+    let name = name.as_ref().map(PossibleValue::get_name);
     json!({ "alarm": name, "route": route.map(RouteName::as_str), "kind": kind.map(EventKind::as_str) })
 }
 
@@ -303,4 +324,30 @@ impl Observer for Notices {
 
 fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Args;
+
+    use super::*;
+
+    #[test]
+    fn the_help_names_each_alarm() {
+        let command = Options::augment_args(clap::Command::new("run"));
+        let mut all = command.get_arguments();
+        let option = all.find(|it| it.get_long() == Some("on-alarm"));
+        let help = option
+            .and_then(|it| it.get_long_help())
+            .unwrap()
+            .to_string();
+        for alarm in Alarm::value_variants() {
+            let name = alarm.to_possible_value().unwrap();
+            let name = name.get_name();
+            assert!(help.contains(&format!("`{name}`")), "{name}: {help}");
+        }
+        for field in ["oldest_seconds", "quiet_seconds", "full_in_seconds"] {
+            assert!(help.contains(&format!("`{field}`")), "{field}: {help}");
+        }
+    }
 }

@@ -29,7 +29,9 @@ impl Place {
         Self::parse_as(
             text,
             true,
-            "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`",
+            "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`; with several servers, \
+             `redis://HOST,HOST` is a cluster, `redis+sentinel://HOST,HOST/NAME` what sentinels call NAME, and \
+             `postgres://HOST,HOST/DATABASE` a primary with its standbys",
         )
     }
 
@@ -38,7 +40,8 @@ impl Place {
         Self::parse_as(
             text,
             false,
-            "an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`",
+            "an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`; with several servers, \
+             `postgres://HOST,HOST/DATABASE` is a primary with its standbys",
         )
     }
 

@@ -10,7 +10,6 @@ use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
 use crate::config;
 use crate::kinds;
-use crate::learn;
 use crate::place::Place;
 use crate::reload::Files;
 use crate::secrets::secrets;
@@ -24,6 +23,8 @@ pub(crate) struct Route {
     /// Without any, nothing is verified.
     pub(crate) secrets: Option<Secrets>,
     pub(crate) secret_file: Option<PathBuf>,
+    /// Whether equal bodies under different keys are different events, whatever the sender's description says.
+    pub(crate) equal_bodies: bool,
     /// What is read again when it changes.
     pub(crate) files: Files,
     pub(crate) name: RouteName,
@@ -104,10 +105,6 @@ fn check_types(args: &Options, routes: &[Route]) {
 
 fn of_options(args: &Options) -> Route {
     let which = args.listening.which.clone();
-    let to_learn = args.secrets.secret_file.as_deref();
-    if let Some(file) = to_learn.filter(|_| args.secrets.learn_secret) {
-        learn::create(file);
-    }
     let files = Files::of(args.secrets.secret_file.as_deref(), &which);
     let sender = which.sender();
     let given = args.kept.name.clone();
@@ -122,6 +119,7 @@ fn of_options(args: &Options) -> Route {
         sender,
         secrets,
         secret_file: args.secrets.secret_file.clone(),
+        equal_bodies: args.secrets.equal_bodies,
         files,
         place,
         is_inbox,

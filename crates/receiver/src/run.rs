@@ -26,6 +26,7 @@ use crate::console;
 use crate::demo;
 use crate::doors;
 use crate::handling::Handling;
+use crate::learn;
 use crate::listen::Listeners;
 use crate::log::say;
 use crate::otlp::Otlp;
@@ -37,6 +38,7 @@ use crate::reload::{Reload, watch};
 use crate::route::{Route, routes};
 use crate::store;
 use crate::telemetry::Telemetry;
+use crate::text::chain;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
@@ -50,6 +52,10 @@ pub(crate) async fn run(
     // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
     // the process.
     drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
+    if let (true, Some(file)) = (args.secrets.learn_secret, &args.secrets.secret_file) {
+        // Before it is looked at, so that this is no change of it.
+        learn::create(file).unwrap_or_else(|error| misused(chain(&error)));
+    }
     let routes = routes(args);
     let output = Output::start().context("the thread for standard output cannot be started")?;
     let output = Arc::new(output);

@@ -43,8 +43,8 @@ pub(crate) struct Options {
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
 
-    /// The kind of event; the platform's kinds have a complete sample payload
-    #[arg(long, value_name = "KIND", default_value = "chat-rated")]
+    /// The type of event; the platform's types have a complete sample payload
+    #[arg(long, value_name = "TYPE", default_value = "chat-rated")]
     event: EventKind,
 
     /// Send this file instead of a sample; `-` is standard input
@@ -170,7 +170,7 @@ impl Sending {
             let known = EventKind::ALL;
             let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
             eprintln!(
-                "warning: `{}` is not a kind of the platform, which has {}",
+                "warning: `{}` is no event type of the platform, which has {}",
                 args.event,
                 known.join(", ")
             );
@@ -205,7 +205,7 @@ impl Sending {
         let mut sent = String::new();
         let outcome = match signed {
             Ok(request) => {
-                sent = shown(&request, number, self.sender.has_token_in_body());
+                sent = self.shown(&request, number);
                 let request = request.map(Full::from);
                 let answered = timeout(self.timeout, self.exchange(request)).await;
                 answered.unwrap_or_else(|_| {
@@ -242,13 +242,50 @@ impl Sending {
         };
         let mut headers = self.sender.sign(&self.given.secret, &delivery)?;
         headers.extend(self.sender.token(&self.given.text));
+        let query = match self.sender.token_query(&self.given.text) {
+            None => self.sender.sign_query(&self.given.secret, &delivery)?,
+            token => token,
+        };
         let mut body = delivery.body().to_vec();
         if self.tamper {
             body.push(b' ');
         }
-        let mut request = Request::post(self.url.clone()).body(body.into())?;
+        let url = match query {
+            None => self.url.clone(),
+            Some(query) => with_query(&self.url, &query)?,
+        };
+        let mut request = Request::post(url).body(body.into())?;
         *request.headers_mut() = headers;
         Ok(request)
+    }
+
+    /// What is printed of a request: all of the first one, as `senders verify` reads it, but no token.
+    fn shown(&self, request: &Request<Bytes>, number: u64) -> String {
+        let (headers, body) = (request.headers(), request.body());
+        let length = body.len();
+        let has_token = self.sender.has_token_in_body();
+        let token = self.sender.token_query(&self.given.text);
+        let target = match token.as_deref().and_then(|it| it.split_once('=')) {
+            None => request.uri().path_and_query().map_or("/", |it| it.as_str()),
+            Some((name, _)) => &target(&self.url, &format!("{name}=…")),
+        };
+        if number > 1 {
+            return format!("> {} {target} with {length} bytes\n", request.method());
+        }
+        let mut shown = format!("> {} {target} HTTP/1.1\n", request.method());
+        for (name, value) in headers {
+            let value = match value.is_sensitive() {
+                true => "…".into(),
+                false => String::from_utf8_lossy(value.as_bytes()),
+            };
+            shown += &format!("> {name}: {}\n", printable(&value));
+        }
+        shown += &format!("> content-length: {length}\n>\n");
+        let is_shown = |it: &&str| {
+            !has_token && length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char))
+        };
+        let text = str::from_utf8(body).ok().filter(is_shown);
+        shown + text.unwrap_or("(a body that is not printed)") + "\n"
     }
 
     /// Returns the status and detail of the response.
@@ -283,28 +320,17 @@ struct Problem {
 /// The longest body that is printed.
 const LONGEST: usize = 4096;
 
-/// What is printed of a request: all of the first one, as `senders verify` reads it.
-fn shown(request: &Request<Bytes>, number: u64, has_token: bool) -> String {
-    let (headers, body) = (request.headers(), request.body());
-    let length = body.len();
-    let target = request.uri().path_and_query().map_or("/", |it| it.as_str());
-    if number > 1 {
-        return format!("> {} {target} with {length} bytes\n", request.method());
-    }
-    let mut shown = format!("> {} {target} HTTP/1.1\n", request.method());
-    for (name, value) in headers {
-        let value = match value.is_sensitive() {
-            true => "…".into(),
-            false => String::from_utf8_lossy(value.as_bytes()),
-        };
-        shown += &format!("> {name}: {}\n", printable(&value));
-    }
-    shown += &format!("> content-length: {length}\n>\n");
-    let is_shown = |it: &&str| {
-        !has_token && length <= LONGEST && !it.contains(|char| char != '\n' && is_control(char))
-    };
-    let text = str::from_utf8(body).ok().filter(is_shown);
-    shown + text.unwrap_or("(a body that is not printed)") + "\n"
+/// The path of a URL with one more parameter.
+fn target(url: &Uri, parameter: &str) -> String {
+    let separator = if url.query().is_some() { '&' } else { '?' };
+    let target = url.path_and_query().map_or("/", |it| it.as_str());
+    format!("{target}{separator}{parameter}")
+}
+
+fn with_query(url: &Uri, parameter: &str) -> anyhow::Result<Uri> {
+    let mut parts = url.clone().into_parts();
+    parts.path_and_query = Some(target(url, parameter).try_into()?);
+    Ok(Uri::from_parts(parts)?)
 }
 
 struct Answer {

@@ -201,10 +201,8 @@ fn show(name: &str) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let Some(profile) = Sender::profile(name) else {
-        misused(format!(
-            "there is no profile `{name}`: use one of {}",
-            Sender::PROFILES.join(", ")
-        ));
+        let error = Sender::named(name, None).err();
+        misused(error.map(|it| chain(&it)).unwrap_or_default());
     };
     writeln!(io::stdout(), "{}", profile.trim_end())?;
     Ok(ExitCode::SUCCESS)
@@ -230,6 +228,9 @@ fn print() -> anyhow::Result<ExitCode> {
             true => "signs its key".to_owned(),
             false => "does not sign a key".to_owned(),
         };
+        if sender.has_equal_bodies() {
+            about += "; equal bodies are different events";
+        }
         if sender.is_as_documented() {
             about += "; as documented, not judged by its maker's library";
         }

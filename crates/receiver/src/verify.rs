@@ -58,6 +58,15 @@ pub(crate) struct Options {
     )]
     sender_url: Option<String>,
 
+    /// A file with the token by which the sender proves its challenges, such as Meta's verify token
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "WEBHOOK_SENDER_TOKEN_FILE",
+        hide_env_values = true
+    )]
+    sender_token_file: Option<PathBuf>,
+
     /// The brand in the header names of the chat platform
     #[arg(
         long,
@@ -83,7 +92,7 @@ pub(crate) fn verify(options: Options) -> anyhow::Result<ExitCode> {
     let which = Which {
         sender: Some(options.name),
         sender_url: options.sender_url,
-        sender_token_file: None,
+        sender_token_file: options.sender_token_file,
         header_prefix: options.header_prefix,
     };
     let mut sender = which.sender();

@@ -26,6 +26,9 @@ const AGAIN: Duration = Duration::from_millis(200);
 pub struct Message {
     /// The idempotency key, by which an output recognises what it was given before.
     pub id: Option<String>,
+    /// The same, for an output that needs one. Without a key, nothing is known of duplicates, and the id is that of the
+    /// attempt, which may hand the event on several times.
+    pub unique_id: String,
     /// The chat, whose events stay in their order.
     pub chat: String,
     pub kind: String,
@@ -37,23 +40,14 @@ impl Message {
         let body: serde_json::Value = delivery.decode()?;
         let chat = body.pointer("/chat/id").or(body.get("id"));
         let chat = chat.and_then(serde_json::Value::as_str);
+        let id = delivery.key().map(ToString::to_string);
         Ok(Self {
-            id: delivery.key().map(ToString::to_string),
+            unique_id: id.clone().unwrap_or_else(now),
+            id,
             chat: chat.unwrap_or("none").to_owned(),
             kind: delivery.kind().to_string(),
             body: delivery.body().to_vec(),
         })
-    }
-
-    /// The id for an output that needs one. Without a key, nothing is known of duplicates, and the id is unique.
-    pub fn unique_id(&self) -> anyhow::Result<String> {
-        match &self.id {
-            Some(id) => Ok(id.clone()),
-            None => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH)?;
-                Ok(now.as_nanos().to_string())
-            }
-        }
     }
 
     /// The body, for an output that takes JSON.
@@ -79,14 +73,7 @@ where
         let publish = publish.clone();
         async move {
             let message = Message::of(&delivery)?;
-            let began = Instant::now();
-            while let Err(error) = publish(message.clone()).await {
-                if began.elapsed() > ELECTION {
-                    return Err(HandlerError::retry(format!("{error:#}")));
-                }
-                sleep(AGAIN).await;
-            }
-            Ok(())
+            hand_on(&message, publish).await
         }
     });
     let (webhooks, running) = Webhooks::new(secret).inbox(queue).start(events)?;
@@ -98,6 +85,26 @@ where
     let limit = Duration::from_secs(20);
     running.serve(shutdown(), limit, server).await?;
     Ok(())
+}
+
+/// Tries again with the same message, because a call that failed may have handed it on.
+async fn hand_on<F>(message: &Message, publish: impl Fn(Message) -> F) -> Result<(), HandlerError>
+where
+    F: Future<Output = anyhow::Result<()>>,
+{
+    let began = Instant::now();
+    while let Err(error) = publish(message.clone()).await {
+        if began.elapsed() > ELECTION {
+            return Err(HandlerError::retry(format!("{error:#}")));
+        }
+        sleep(AGAIN).await;
+    }
+    Ok(())
+}
+
+fn now() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default().as_nanos().to_string()
 }
 
 /// Reads an environment variable.
@@ -114,4 +121,37 @@ pub fn under(url: &Url, segments: &[&str]) -> anyhow::Result<Url> {
         .pop_if_empty()
         .extend(segments);
     Ok(url)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use tower_webhook::EventKind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_event_without_a_key_has_one_id_for_all_tries_of_an_attempt() {
+        let delivery = RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"chat-1"}"#);
+        let tried = Mutex::new(Vec::new());
+        let publish = async |message: Message| {
+            let mut tried = tried.lock().unwrap();
+            tried.push(message.unique_id);
+            anyhow::ensure!(tried.len() > 2, "the answer was lost");
+            Ok(())
+        };
+        for _ in 0..2 {
+            let message = Message::of(&delivery).unwrap();
+            hand_on(&message, publish).await.unwrap();
+        }
+        let tried = tried.into_inner().unwrap();
+        let [first, second, third, next] = &tried[..] else {
+            panic!("{tried:?}");
+        };
+        assert!(
+            first == second && second == third && third != next,
+            "{tried:?}"
+        );
+    }
 }

@@ -89,6 +89,7 @@ async fn main() -> anyhow::Result<()> {
         );
     let running = routes.start()?;
     let listener = TcpListener::bind("127.0.0.1:3000").await?;
+    println!("listening on http://{}", listener.local_addr()?);
     let server = |stop| axum::serve(listener, app).with_graceful_shutdown(stop);
     running
         .serve(tower_webhook::shutdown(), Duration::from_secs(30), server)

@@ -372,9 +372,9 @@ impl Pool {
     }
 
     /// What to claim, and the room for it: events that are accepted during the claim must not take it as well.
-    pub(super) fn shares(&self, limit: usize) -> (Vec<Share>, Vec<Busy>) {
+    pub(super) fn shares(&self, limit: usize, may_be_due: bool) -> (Vec<Share>, Vec<Busy>) {
         let mut credits = lock(&self.credits);
-        let (of_kinds, each) = (credits.shares(), credits.each());
+        let (of_kinds, each) = (credits.shares(may_be_due), credits.each());
         drop(credits);
         let shares = self.routes.iter().map(|place| {
             let (take, most) = (place.take(), self.most(place));

@@ -103,9 +103,10 @@ async fn ask(pool: &Arc<Pool>, mut permits: OwnedSemaphorePermit) -> Result<(), 
     }
 
     // Before the claim, so that plans which others make during it are kept.
-    *lock(&pool.plan) = None;
+    let plan = lock(&pool.plan).take();
     let asked = Instant::now();
-    let (shares, mut rooms) = pool.shares(permits.num_permits());
+    let may_be_due = plan.is_some_and(|at| at <= asked);
+    let (shares, mut rooms) = pool.shares(permits.num_permits(), may_be_due);
     let (attempts, next_due, full) = pool.claim(&shares, permits.num_permits()).await?;
     pool.is_capped.store(!full.is_empty(), Ordering::SeqCst);
     // A route that is full may have more that is due.

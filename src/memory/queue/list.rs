@@ -7,7 +7,7 @@ use crate::inbox::actions::{Action, Which};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
-    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page, PastFailure,
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page, PastFailure, nearest,
 };
 use crate::store::StoreError;
 
@@ -95,15 +95,17 @@ impl State {
         let Some(item) = &event.item else {
             return Vec::new();
         };
-        let of_batch = (item.delivery, i64::MIN)..=(item.delivery, i64::MAX);
-        let ids = self.batches.range(of_batch).map(|(_, other)| *other);
-        let others = ids.filter(|other| *other != id).take(MOST_OTHERS);
-        others
-            .filter_map(|other| {
-                let item = self.events.get(&other)?.item.as_deref()?;
-                Some((item.number(), EventId(other)))
-            })
-            .collect()
+        let of = item.delivery;
+        let before = self.batches.range((of, i64::MIN)..(of, id)).rev();
+        let after = self.batches.range((of, id + 1)..=(of, i64::MAX));
+        let other = |(_, other): &(i64, i64)| {
+            let item = self.events.get(other)?.item.as_deref()?;
+            Some((item.number(), EventId(*other)))
+        };
+        nearest(
+            before.take(MOST_OTHERS).filter_map(other).collect(),
+            after.take(MOST_OTHERS).filter_map(other).collect(),
+        )
     }
 
     /// What attempts failed for, oldest first.

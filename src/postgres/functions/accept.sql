@@ -190,9 +190,17 @@ BEGIN
         END LOOP;
         IF cardinality(v_refused) > 0 THEN
             FOR v_at IN
-                SELECT e.at FROM unnest(v_is_left, p_deliveries) WITH ORDINALITY AS e (is_left, delivery, at)
-                WHERE e.is_left AND e.delivery = ANY (v_refused)
+                SELECT e.at
+                FROM unnest(v_is_left, v_seqs, p_deliveries) WITH ORDINALITY AS e (is_left, seq, delivery, at)
+                WHERE (e.is_left OR e.seq IS NOT NULL) AND e.delivery = ANY (v_refused)
             LOOP
+                -- An earlier round has stored it. Nobody has seen it.
+                IF v_seqs[v_at] IS NOT NULL THEN
+                    DELETE FROM {schema}.events o WHERE o.seq = v_seqs[v_at];
+                    DELETE FROM {schema}.keys k
+                    WHERE k.key = ANY (ARRAY[p_keys[v_at], p_guards[v_at]]) AND k.event = v_seqs[v_at];
+                    v_seqs[v_at] := NULL;
+                END IF;
                 o_at := v_at;
                 o_answer := 'refused';
                 v_is_left[o_at] := false;

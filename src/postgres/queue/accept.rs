@@ -125,19 +125,13 @@ async fn execute(database: Arc<Database>, calls: Vec<Acceptance>) -> Executed<Ve
         let events = call.events.iter().zip(rows);
         let accepted = events.map(|(event, row)| accepted(event, row));
         let mut accepted: Vec<_> = accepted.collect::<Result<_, _>>()?;
-        // Unless a part of them was stored before the key of another one was claimed.
-        if let Some(refused) = refused(&accepted)
-            && !accepted.iter().any(is_stored)
-        {
+        // Then none of them is stored.
+        if let Some(refused) = refused(&accepted) {
             accepted = vec![accepted.swap_remove(refused)];
         }
         Ok(accepted)
     });
     accepted.await
-}
-
-fn is_stored(accepted: &Accepted) -> bool {
-    matches!(accepted, Accepted::New { .. } | Accepted::DeadLetter { .. })
 }
 
 /// Which of these says why nothing is stored: what is longest in the way.

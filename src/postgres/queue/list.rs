@@ -18,7 +18,7 @@ use crate::inbox::actions::{Action, Which};
 use crate::inbox::event::{EventId, Lane};
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
-    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page,
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, nearest,
 };
 use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::OpenError as Error;
@@ -27,15 +27,19 @@ use crate::store::OpenError as Error;
 const FIND: &str =
     "SELECT coalesce(event, 0) FROM {schema}.keys WHERE key = $1 AND done_until IS NOT NULL";
 
-/// The other events of the batches of some events: those of each batch once.
+/// The events before and after some events in their batches: as many of each as `MOST_OTHERS`.
 const OTHERS: &str = "
-    SELECT o.delivery, o.item, o.seq FROM (
-        SELECT DISTINCT delivery FROM {schema}.events WHERE seq = ANY ($1) AND delivery IS NOT NULL
-    ) AS e (delivery)
+    SELECT e.seq, o.item, o.seq FROM {schema}.events e
     CROSS JOIN LATERAL (
-        SELECT d.delivery, d.item, d.seq FROM {schema}.events d
-        WHERE d.delivery = e.delivery ORDER BY d.delivery, d.seq LIMIT 101
+        (
+            SELECT d.item, d.seq FROM {schema}.events d
+            WHERE d.delivery = e.delivery AND d.seq < e.seq ORDER BY d.delivery DESC, d.seq DESC LIMIT 20
+        ) UNION ALL (
+            SELECT d.item, d.seq FROM {schema}.events d
+            WHERE d.delivery = e.delivery AND d.seq > e.seq ORDER BY d.delivery, d.seq LIMIT 20
+        )
     ) AS o
+    WHERE e.seq = ANY ($1) AND e.delivery IS NOT NULL
     ORDER BY o.seq";
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, shape, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
@@ -349,17 +353,18 @@ fn record(event: &PgRow, failures: &[&PgRow], others: &[PgRow]) -> Result<EventR
     let failures: Vec<_> = failures.collect::<Result<_, _>>()?;
     let mut summary = rows::summary(event)?;
     let item = rows::item(event, rows::REST + 2)?;
-    let of_batch = |row: &&PgRow| {
-        let delivery = item.as_ref().map(|item| item.delivery);
-        delivery.is_some_and(|delivery| column(row, 0).is_ok_and(|of: i64| of == delivery))
-    };
-    let others = others.iter().filter(of_batch).map(|row| {
+    let (mut before, mut after) = (Vec::new(), Vec::new());
+    for row in others {
+        let id = EventId(column(row, 2)?);
         let number = u32::try_from(column::<i32>(row, 1)?).map_err(corrupt)?;
-        Ok((number, EventId(column(row, 2)?)))
-    });
-    let mut others: Vec<_> = others.collect::<Result<_, Error>>()?;
-    others.retain(|(_, id)| *id != summary.id);
-    others.truncate(MOST_OTHERS);
+        match EventId(column(row, 0)?) == summary.id {
+            true if id < summary.id => before.push((number, id)),
+            true => after.push((number, id)),
+            false => {}
+        }
+    }
+    before.reverse();
+    let others = nearest(before, after);
     // The event may have failed between the two statements.
     summary.last_failure = failures.last().cloned();
     Ok(EventRecord {

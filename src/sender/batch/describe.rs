@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::paths::{Around, Batch, Keep, Key, Kind, MOST_PATHS, Path, Reaches, Step};
 use crate::event::EventKind;
-use crate::sender::pointer::{Pointer, Pointers};
+use crate::sender::pointer::{Misses, Pointer, Pointers};
 
 #[derive(Deserialize)]
 #[serde(
@@ -110,7 +110,12 @@ impl BatchDescription {
             }
             paths.push(path);
         }
-        Ok(Batch { paths, around })
+        let misses = Misses::default();
+        Ok(Batch {
+            paths,
+            around,
+            misses,
+        })
     }
 }
 

@@ -1,7 +1,9 @@
 //! What a description says of batches: paths, and the pointers of each.
 
+use std::fmt;
+
 use crate::event::EventKind;
-use crate::sender::pointer::{Pointer, Pointers};
+use crate::sender::pointer::{Misses, Pointer, Pointers};
 
 /// Where the items of a delivery are, and what is read of them.
 #[derive(Clone, Debug)]
@@ -10,6 +12,8 @@ pub(crate) struct Batch {
     pub(super) paths: Vec<Path>,
     /// The number of pointers into what is around an item, each of which has a place in the reader's memory.
     pub(super) around: usize,
+    /// Deliveries in which no path leads to an array.
+    pub(super) misses: Misses,
 }
 
 /// The most paths: a set of them is one byte.
@@ -24,6 +28,16 @@ pub(super) struct Path {
     /// `None` for that of the delivery.
     pub(super) order: Option<Reaches>,
     pub(super) keep: Vec<Keep>,
+}
+
+/// As it is written.
+impl fmt::Display for Path {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.steps.iter().try_for_each(|step| match step {
+            Step::Name(name) => write!(f, "/{}", name.replace('~', "~0").replace('/', "~1")),
+            Step::Each => f.write_str("/*"),
+        })
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

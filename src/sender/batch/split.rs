@@ -15,6 +15,8 @@ pub(super) struct Places {
     pub(super) items: Vec<Place>,
     /// The body, and the elements in which items stand.
     pub(super) frames: Vec<Frame>,
+    /// Whether a path leads to an array in which it finds items, if there are any.
+    pub(super) has_end: bool,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,7 @@ pub(super) fn split(json: &str, paths: &[Path]) -> Result<Places, Stop> {
         places: Places {
             items: Vec::new(),
             frames: vec![body],
+            has_end: false,
         },
         has_array: false,
     };
@@ -142,6 +145,7 @@ impl Walk<'_> {
 
     fn elements(&mut self, set: Set, depth: usize, parent: usize) -> Result<(), Stop> {
         self.has_array = true;
+        self.places.has_end |= set.ending(self.paths, depth).is_some();
         while self.cursor.has_next(b']') {
             let (from, items, frame) = (
                 self.cursor.at,

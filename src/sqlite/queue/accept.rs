@@ -42,12 +42,7 @@ impl AcceptEvents for SqliteQueue {
         take: Option<&Take>,
     ) -> Result<Vec<Accepted>, StoreError> {
         let take = take.cloned();
-        let bytes: usize = events.iter().map(|it| it.delivery.body().len()).sum();
-        let need = match bytes >= LARGE || events.len() >= MANY {
-            true => Need::Alone,
-            false => Need::Durable,
-        };
-        self.run_for(need, move |tx, is_awaited| {
+        self.run_for(need(events.iter()), move |tx, is_awaited| {
             let take = take.as_ref().filter(|_| is_awaited);
             let first = take.and_then(|take| take.first_of(&events));
             if let Some(refused) = refused(tx, events.iter())? {
@@ -60,6 +55,16 @@ impl AcceptEvents for SqliteQueue {
             events.iter().enumerate().map(accept).collect()
         })
         .await
+    }
+}
+
+/// What it takes to store the events of a delivery.
+pub(super) fn need<'a>(events: impl ExactSizeIterator<Item = &'a NewEvent>) -> Need {
+    let is_many = events.len() >= MANY;
+    let bytes: usize = events.map(|it| it.delivery.body().len()).sum();
+    match is_many || bytes >= LARGE {
+        true => Need::Alone,
+        false => Need::Durable,
     }
 }
 

@@ -18,7 +18,7 @@ use crate::inbox::event::{EventId, EventState, Failure, Shape};
 use crate::inbox::headers;
 use crate::inbox::queue::ListEvents;
 use crate::inbox::records::{
-    BlockedLane, EventRecord, EventSummary, Filter, Listed, MOST_OTHERS, Page, PastFailure,
+    BlockedLane, EventRecord, EventSummary, Filter, Listed, Page, PastFailure, nearest,
 };
 use crate::route::EventType;
 use crate::sqlite::engine::{Tx, clock};
@@ -33,7 +33,11 @@ const SUMMARY: &str = "
 const CONTENT: &str = "SELECT body, headers FROM bodies WHERE seq = ?1";
 const ITEM: &str = "
     SELECT e.delivery, e.item, e.items, b.kept FROM events e LEFT JOIN bodies b ON b.seq = e.seq WHERE e.seq = ?1";
-const OTHERS: &str = "SELECT item, seq FROM events WHERE delivery = ?1 AND seq <> ?2";
+/// As many of each as `MOST_OTHERS`.
+const BEFORE: &str =
+    "SELECT item, seq FROM events WHERE delivery = ?1 AND seq < ?2 ORDER BY seq DESC LIMIT 20";
+const AFTER: &str =
+    "SELECT item, seq FROM events WHERE delivery = ?1 AND seq > ?2 ORDER BY seq LIMIT 20";
 const FAILURES: &str =
     "SELECT at, outcome, reason, took, shape FROM failures WHERE seq = ?1 ORDER BY number";
 const HAS_ERROR: &str = "
@@ -46,7 +50,8 @@ pub(super) const STATEMENTS: &[&str] = &[
     SUMMARY,
     CONTENT,
     ITEM,
-    OTHERS,
+    BEFORE,
+    AFTER,
     FAILURES,
     HAS_ERROR,
     LAST_FAILURE,
@@ -320,12 +325,14 @@ fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
     let item = item.query_row([id.0], |row| row::read_item(row, 0))?;
     let mut others = Vec::new();
     if let Some(item) = &item {
-        // By the index, they are in the order of their numbers.
-        let mut statement = tx.prepare(OTHERS)?;
-        let found = statement.query_map([item.delivery, id.0], |row| {
-            Ok((row.get(0)?, EventId(row.get(1)?)))
-        })?;
-        others = found.take(MOST_OTHERS).collect::<Result<_>>()?;
+        let find = |others| {
+            let mut statement = tx.prepare(others)?;
+            let found = statement.query_map([item.delivery, id.0], |row| {
+                Ok((row.get(0)?, EventId(row.get(1)?)))
+            })?;
+            found.collect::<Result<_>>()
+        };
+        others = nearest(find(BEFORE)?, find(AFTER)?);
     }
     Ok(Some(EventRecord {
         summary,

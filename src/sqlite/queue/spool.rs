@@ -60,7 +60,8 @@ impl SqliteQueue {
         packed: &Arc<[(NewEvent, Vec<u8>)]>,
     ) -> Result<Vec<Accepted>, StoreError> {
         let packed = Arc::clone(packed);
-        let store = self.run(Need::Durable, move |tx| {
+        let need = accept::need(packed.iter().map(|(event, _)| event));
+        let store = self.run(need, move |tx| {
             if let Some(refused) = accept::refused(tx, packed.iter().map(|(event, _)| event))? {
                 return Ok(vec![refused]);
             }

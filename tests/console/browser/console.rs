@@ -555,6 +555,39 @@ async fn a_search_goes_on_by_itself() {
     Window::new(1280).open(&url, test).await;
 }
 
+/// While the inbox is searched, no chat can be selected and nothing deleted. Afterwards, nothing undoes the choice.
+#[tokio::test]
+async fn chats_of_a_person_are_chosen_after_the_search() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    desk.searches.forget_permits(usize::MAX);
+    desk.searches.add_permits(2);
+    let test = async |page: Page| {
+        page.goto(&format!("{url}/forget?id=rating")).await;
+        page.until_contains("#progress", "2 events have the text so far")
+            .await;
+        page.until_contains("#chats", "dead").await;
+        assert_eq!(page.count("#chats input, #forget, #reason").await, 0);
+        page.is_accessible().await;
+        desk.searches.add_permits(1_000);
+        page.until_contains("#progress", "5 events have the text.")
+            .await;
+        assert_eq!(page.count("#chats input:checked").await, 3);
+        page.activate("#chats input[value=stuck]").await;
+        // What is replaced no more keeps the choice.
+        assert_eq!(page.count("main [data-live]").await, 0);
+        assert_eq!(page.count("#chats input:checked").await, 2);
+        page.set("#who", "ada").await;
+        page.follow("#forget").await;
+        page.until_contains("#notice", "The payloads of 2 chats were deleted: 2.")
+            .await;
+        page.has_no_errors().await;
+    };
+    Window::new(1280).open(&url, test).await;
+    assert_eq!(desk.state(3).await, EventState::Retrying);
+}
+
 #[tokio::test]
 async fn pages_are_accessible_on_a_tablet() {
     accessible(820).await;

@@ -27,10 +27,11 @@ use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::net::serve;
 use support::queue::Calls;
 
-/// The queue in memory, in which each redrive takes a permit.
+/// The queue in memory, in which each redrive takes a permit, and each step of a search.
 pub(crate) struct Gated {
     queue: MemoryQueue,
     redrives: Arc<Semaphore>,
+    searches: Arc<Semaphore>,
 }
 
 /// The number of chats after which a kind is slowed.
@@ -41,6 +42,7 @@ pub(crate) const TRIP_AFTER: usize = 150;
 pub(crate) struct Desk {
     pub(crate) inbox: Inbox,
     pub(crate) redrives: Arc<Semaphore>,
+    pub(crate) searches: Arc<Semaphore>,
     is_repaired: Arc<AtomicBool>,
     webhooks: Receiver,
     recent: Recent,
@@ -64,10 +66,11 @@ impl Desk {
         let (recent, budget) = (Recent::new(), FailureBudget::default());
         let silence = Silence::new().expect(EventKind::CHAT_OPENED, Duration::from_millis(1));
         let observer = Arc::new((recent.clone(), budget.clone(), silence.clone()));
-        let redrives = Arc::new(Semaphore::new(1_000));
+        let [redrives, searches] = [(); 2].map(|()| Arc::new(Semaphore::new(1_000)));
         let queue = Gated {
             queue: MemoryQueue::new(),
             redrives: Arc::clone(&redrives),
+            searches: Arc::clone(&searches),
         };
         // Other processes do not use it, as if it were not gated.
         let queue = Queue {
@@ -102,6 +105,7 @@ impl Desk {
             _running: running,
             inbox,
             redrives,
+            searches,
             is_repaired,
             recent,
             budget,
@@ -201,6 +205,7 @@ impl Calls for Gated {
         if filter.body.is_none() {
             return self.queue.list(filter, page).await;
         }
+        self.searches.acquire().await.unwrap().forget();
         page.limit = 1;
         let next = self.queue.list(&Filter::default(), page).await?.events;
         let next = next.first().map(|event| event.id);

@@ -60,14 +60,26 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     let before = lines(&receiver).len();
 
     fs::remove_file(&crm).unwrap();
-    for (n, chat) in chats.iter().enumerate() {
-        if n < CHATS {
-            for text in ["Hello?", "Is+anybody+there%3F"] {
-                let form = format!("text={text}&from=customer");
-                sandbox.post(&format!("{chat}/message"), &form);
-            }
+    // The sandbox sends the events of a chat at the same time, so each is accepted before the next one.
+    let mut accepted = self::accepted(&metrics);
+    let rounds = [
+        (&chats[..CHATS], "message", "text=Hello?&from=customer"),
+        (
+            &chats[..CHATS],
+            "message",
+            "text=Is+anybody+there?&from=customer",
+        ),
+        (&chats[..], "close", ""),
+    ];
+    for (chats, path, form) in rounds {
+        for chat in chats {
+            sandbox.post(&format!("{chat}/{path}"), form);
         }
-        sandbox.post(&format!("{chat}/close"), "");
+        accepted += chats.len();
+        until("events that are accepted", async || {
+            (self::accepted(&metrics) == accepted).then_some(())
+        })
+        .await;
     }
     let window = Window::new(1280);
     let test = async |page: Page| {
@@ -154,6 +166,19 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     }
     assert_eq!(sandbox.stop(), 0);
     assert_eq!(receiver.stop(), 0);
+}
+
+/// The number of events that were accepted.
+fn accepted(metrics: &str) -> usize {
+    let scraped = curl(&[metrics]);
+    let of_each = scraped.lines().filter_map(|line| {
+        let count = line.strip_prefix("webhook_deliveries_total{")?;
+        let (labels, count) = count.rsplit_once(' ')?;
+        labels
+            .contains(r#"outcome="accepted""#)
+            .then(|| count.parse::<usize>().unwrap())
+    });
+    of_each.sum()
 }
 
 /// The events that were handled.

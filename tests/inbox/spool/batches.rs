@@ -61,6 +61,51 @@ async fn items_are_spooled_and_come_out_as_they_went_in() {
     assert_eq!(numbers, [(1, 1, 0), (1, 3, 2), (2, 3, 2), (3, 3, 2)]);
 }
 
+/// As those without keys of their own: they have the guard of their delivery.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn items_of_one_guard_are_all_spooled_and_forwarded() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    let guard = EventKey::new("", b"the body of the delivery", b"its key");
+    let guarded = |event: &NewEvent| NewEvent {
+        guard: Some(guard),
+        ..event.clone()
+    };
+    let items = batch(&[("a", 1), ("b", 1), ("a", 2)]);
+    let items: Arc<[_]> = items.iter().map(guarded).collect();
+    let accept = async |items: &Arc<[NewEvent]>| {
+        let queue = internal::queue(&desk.inbox);
+        queue.accept.accept(Arc::clone(items), None).await.unwrap()
+    };
+    let accepted = accept(&items).await;
+    let is_spooled = |it: &Accepted| matches!(it, Accepted::Spooled);
+    assert!(accepted.iter().all(is_spooled), "{accepted:?}");
+    let again = accept(&items).await;
+    let is_duplicate = |it: &Accepted| matches!(it, Accepted::Duplicate { same_body: true });
+    assert!(again.iter().all(is_duplicate), "{again:?}");
+    // Its body under another key.
+    let replayed = NewEvent {
+        key: Some(EventKey::new("", b"another key", b"")),
+        guard: Some(EventKey::new(
+            "",
+            b"the body of the delivery",
+            b"another key",
+        )),
+        ..items[0].clone()
+    };
+    let replayed = accept(&[replayed].into()).await;
+    assert!(
+        matches!(replayed[..], [Accepted::BodyReplayed]),
+        "{replayed:?}"
+    );
+    desk.remote.down(false);
+    desk.flushed().await;
+    let all = desk.handled(3).await;
+    assert_eq!(of(&all, "a"), [&seen("a", 1, true), &seen("a", 2, true)]);
+    assert_eq!(of(&all, "b"), [&seen("b", 1, true)]);
+    assert_eq!(desk.events().await.len(), 3);
+}
+
 /// The others of its lanes are behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_batch_goes_behind_the_events_of_one_of_its_lanes() {

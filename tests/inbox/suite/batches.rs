@@ -236,7 +236,16 @@ pub(crate) async fn largest_batches_are_accepted<H: Harness>(harness: &H) {
     let lanes: Vec<_> = (0..10_000).map(|at| lanes[at % lanes.len()]).collect();
     let events: Arc<[_]> = trial.items(&lanes).into();
     let ids = trial.new_batch(&events).await;
-    assert_eq!(trial.record(ids[17]).await.others.len(), 100);
+    // Each knows the nearest ones.
+    for (at, from) in [(0, 0), (17, 7), (5_000, 4_990), (9_999, 9_979)] {
+        let others = (from..=from + 20).filter(|other| *other != at);
+        let others: Vec<_> = others.map(|other| (other as u32 + 1, ids[other])).collect();
+        assert_eq!(
+            trial.record(ids[at]).await.others,
+            others,
+            "the other items"
+        );
+    }
     let again = trial.accept_all(&events).await;
     assert_eq!(again.iter().filter(|it| is_duplicate(it)).count(), 10_000);
     assert_eq!(trial.claim(HELD, 200, 0).await.events.len(), 100);

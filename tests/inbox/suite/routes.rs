@@ -11,7 +11,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     Claims, KindShare, Kinds, Lane, NewEvent, Settlement, Share, Take,
 };
-use tower_webhook::inbox::{By, Change, EventId, Filter, Page, Scope};
+use tower_webhook::inbox::{By, Change, EventId, Filter, Inbox, Page, Scope};
 
 use support::queue::{Calls, retry};
 
@@ -81,6 +81,19 @@ pub(crate) async fn routes_are_apart<H: Harness>(harness: &H) {
     assert_eq!(blocked, [(after_first, 0), (after_second, 1)]);
     let ids = [redriven[1], redriven[0], after_first, after_second, last];
     let of_two = [ids[0], ids[3], ids[4]];
+    let inbox = Inbox::new(harness.open().await);
+    for (id, ahead, unsettled) in [
+        (last, Some(after_second), &of_two[..]),
+        (after_second, None, &of_two),
+        (after_first, None, &ids[1..3]),
+    ] {
+        let record = ok(inbox.get(id).await, "get").expect("an event");
+        let place = ok(inbox.place_of(&record.summary).await, "the place");
+        let first = place.ahead(&record.summary).map(|first| first.id);
+        assert_eq!(first, ahead, "the event for which event {id} waits");
+        let found: Vec<_> = place.unsettled.iter().map(|event| event.id).collect();
+        assert_eq!(found, unsettled, "the unsettled events of its lane");
+    }
     let at_two = || [two.route.clone()];
     for (filter, expected) in [
         (one.filter(), &ids[..]),

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Scope};
 use tower_webhook::{EventType, HandlerError, Outcome, RawDelivery};
 
 use support::delivery::{RequestExt, delivery, send};
@@ -193,11 +193,28 @@ async fn no_event_of_a_healthy_chat_waits_for_the_sick_chats_of_its_type() {
         };
         assert!(seen.p99() <= BRIEF, "{sick}: {:?}", seen.p99());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nor_does_one_with_few_or_many_places() {
+    for places in [4, 64] {
+        for sick in [30, 50, 80] {
+            let [seen] = &play(&partly(sick), places, 5).await[..] else {
+                panic!()
+            };
+            assert!(seen.p99() <= BRIEF, "{sick} at {places}: {:?}", seen.p99());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_of_few_healthy_chats_seldom_wait() {
     let [seen] = &play(&partly(90), 16, 30).await[..] else {
         panic!()
     };
-    assert!(seen.p99() <= 16 * SECOND, "{:?}", seen.p99());
-    assert!(seen.longest() <= MINUTE, "{:?}", seen.longest());
+    assert!(seen.p99() <= BRIEF, "{:?}", seen.p99());
+    // 9.8 s and 13 ms were measured: it is the luck of a few chats.
+    assert!(seen.longest() <= 20 * SECOND, "{:?}", seen.longest());
 }
 
 /// What fails whole makes few calls: 64, one a second for ten minutes, and one in ten seconds.
@@ -228,7 +245,12 @@ async fn a_type_that_hangs_leaves_places_for_others() {
         hanging(EventKind::CHAT_RATED),
         Traffic::well(EventKind::CHAT_CLOSED),
     ];
-    for (places, bound) in [(4, Duration::from_millis(160)), (16, BRIEF)] {
+    for (places, bound) in [
+        (4, Duration::from_millis(160)),
+        (16, BRIEF),
+        (32, BRIEF),
+        (64, BRIEF),
+    ] {
         let seen = play(&traffic, places, 10).await;
         assert!(seen[1].p99() <= bound, "{places}: {:?}", seen[1].p99());
     }
@@ -266,7 +288,7 @@ async fn healthy_chats_of_a_type_overtake_those_that_hang_once_these_are_known()
         ..hanging(EventKind::CHAT_RATED)
     };
     let traffic = [partly, Traffic::well(EventKind::CHAT_CLOSED)];
-    for (places, bound) in [(16, 700)] {
+    for (places, bound) in [(16, 700), (32, 300)] {
         let seen = play(&traffic, places, 30).await;
         assert!(
             seen[0].p99() <= bound * SECOND,
@@ -328,5 +350,87 @@ async fn an_outage_of_a_quiet_type_is_told() {
         states.iter().filter(|it| it.is_unsettled()).count() >= 10,
         "{states:?}"
     );
+    let _ = worker.drain(SECOND).await;
+}
+
+/// Types that hang one after another, which all have an event that is due at the same moment.
+#[tokio::test(start_paused = true)]
+async fn one_claim_leaves_places_however_many_types_fail() {
+    const TYPES: usize = 30;
+    let inbox = inbox();
+    let busy = Arc::new(AtomicUsize::new(0));
+    let (now, most) = (Arc::clone(&busy), Arc::new(AtomicUsize::new(0)));
+    let peak = Arc::clone(&most);
+    let handler = service_fn(move |event: RawDelivery| {
+        let (now, peak) = (Arc::clone(&now), Arc::clone(&peak));
+        async move {
+            if *event.kind() == EventKind::CHAT_CLOSED {
+                return Ok::<_, Infallible>(Outcome::Handled);
+            }
+            let before = now.fetch_add(1, Ordering::SeqCst);
+            peak.fetch_max(before + 1, Ordering::SeqCst);
+            sleep(SECOND).await;
+            now.fetch_sub(1, Ordering::SeqCst);
+            Ok(Outcome::from(Err(HandlerError::from("it is down"))))
+        }
+    });
+    let worker = inbox.work(handler).concurrency(32).spawn();
+    let webhooks = accepting(&inbox, Webhooks::new(support::delivery::secret()));
+    let send = async |kind: &str, n: usize| {
+        let body = format!(r#"{{"id":"{kind}-{n}"}}"#);
+        let request = delivery(body).kind(kind).key(&format!("{kind} {n}"));
+        send(&webhooks, request).await.assert_ok();
+    };
+    let kinds: Vec<_> = (0..TYPES).map(|n| format!("failing-{n}")).collect();
+    for kind in &kinds {
+        send(kind, 0).await;
+        sleep(2 * SECOND).await;
+    }
+    inbox.pause(Scope::Everything, "").await.unwrap();
+    sleep(MINUTE).await;
+    for kind in &kinds {
+        send(kind, 1).await;
+    }
+    most.store(0, Ordering::SeqCst);
+    send("chat-closed", 1).await;
+    inbox.resume(Scope::Everything).await.unwrap();
+    sleep(SECOND / 2).await;
+    assert_eq!(busy.load(Ordering::SeqCst), 24);
+    sleep(20 * SECOND).await;
+    assert_eq!(
+        most.load(Ordering::SeqCst),
+        24,
+        "the last quarter is for others"
+    );
+    let attempts = inbox.list(&Filter::default(), Page::oldest(100)).await;
+    let events = attempts.unwrap().events;
+    assert_eq!(events.len(), 2 * TYPES + 1);
+    assert!(
+        events.iter().all(|it| it.state != EventState::Waiting),
+        "each had its turn"
+    );
+    let _ = worker.drain(SECOND).await;
+}
+
+/// A type that hangs makes few calls long before two minutes have passed: a person hears of it as well.
+#[tokio::test(start_paused = true)]
+async fn a_type_whose_calls_hang_is_slowed_as_soon_as_it_makes_few_calls() {
+    let inbox = inbox();
+    let hangs = service_fn(|_: RawDelivery| async {
+        sleep(HANGS).await;
+        Ok::<_, Infallible>(Outcome::from(Err(HandlerError::from("it is down"))))
+    });
+    let worker = inbox.work(hangs).spawn();
+    let webhooks = accepting(&inbox, Webhooks::new(support::delivery::secret()));
+    for n in 0..24 {
+        send(&webhooks, support::inbox::event(&format!("chat-{n}"), 1))
+            .await
+            .assert_ok();
+    }
+    let of = EventType::from(EventKind::CHAT_RATED);
+    sleep(HANGS - SECOND).await;
+    assert!(!inbox.slowed().contains_key(&of));
+    sleep(2 * SECOND).await;
+    assert!(inbox.slowed().contains_key(&of));
     let _ = worker.drain(SECOND).await;
 }

@@ -141,61 +141,6 @@ async fn a_secret_may_be_read_in_two_codings() {
     assert_eq!(answered.status, 200);
 }
 
-fn to(target: &str, body: &str) -> Request<Full<Bytes>> {
-    let mut request = post(body.to_owned());
-    *request.uri_mut() = target.parse().unwrap();
-    request
-}
-
-#[tokio::test]
-async fn a_tag_may_stand_in_the_query() {
-    let sender = described(json!({"signature.headers": ["?sign"], "signature.coding": "base64"}));
-    let sender = sender.unwrap();
-    let delivery = RawDelivery::new("x".parse().unwrap(), BODY);
-    let query = sender.sign_query(&secret(), &delivery).unwrap().unwrap();
-    let encoded = query.strip_prefix("sign=").unwrap();
-    assert_eq!(
-        described(json!({}))
-            .unwrap()
-            .sign_query(&secret(), &delivery)
-            .unwrap(),
-        None
-    );
-    let other = format!("sign={}%3D", "A".repeat(43));
-    for (target, accepted) in [
-        (format!("/?a=b&{query}&c"), true),
-        (format!("/?{query}"), true),
-        (format!("/?%73ign={encoded}"), true),
-        (format!("/?{query}&{query}"), false),
-        (format!("/?{query}&%73ign=a"), false),
-        ("/".to_owned(), false),
-        ("/?sign".to_owned(), false),
-        ("/?sign=".to_owned(), false),
-        ("/?sign=%00".to_owned(), false),
-        ("/?sign=%".to_owned(), false),
-        (format!("/?Sign={encoded}"), false),
-        (format!("/?{other}"), false),
-        (format!("/?sign={}", "A".repeat(5_000)), false),
-    ] {
-        let request = to(&target, BODY);
-        let at_once = sender.verify_at(
-            request.uri(),
-            &secret().into(),
-            request.headers(),
-            BODY.as_bytes(),
-        );
-        assert_eq!(at_once.is_ok(), accepted, "{target}");
-        let status = status(&sender, request).await;
-        assert_eq!(status, if accepted { 200 } else { 401 }, "{target}");
-        assert_eq!(
-            sender.verify(&secret().into(), post(BODY).headers(), BODY.as_bytes()),
-            Err(SignatureError::Missing)
-        );
-    }
-    let status = status(&sender, to(&format!("/?{query}"), &BODY.replace('1', "2"))).await;
-    assert_eq!(status, 401);
-}
-
 #[tokio::test]
 async fn a_token_may_stand_in_the_body() {
     let token = json!({"headers": ["/auth/token"], "algorithm": "token"});
@@ -777,6 +722,33 @@ async fn a_success_has_the_status_and_body_that_its_sender_wants() {
     ] {
         let error = described(json!({"success": success})).unwrap_err();
         assert!(error.contains(text), "{error}");
+    }
+}
+
+#[cfg(feature = "moka")]
+#[tokio::test]
+async fn a_success_is_that_of_the_sender_that_was_read_last() {
+    use tower_webhook::EventRouter;
+
+    let sender = |success: Value| {
+        described(json!({"success": success, "key": "/id", "kind": "/type"})).unwrap()
+    };
+    for first in [Value::Null, json!({"status": 202})] {
+        let webhooks = Webhooks::new(secret()).sender(sender(first));
+        let (mut service, _) = webhooks.start(EventRouter::new()).unwrap();
+        for (next, status, body) in [
+            (json!({"status": 202}), 202, ""),
+            (json!({"body": "[accepted]"}), 200, "[accepted]"),
+            (Value::Null, 200, ""),
+        ] {
+            service = service.with_sender(sender(next), secret()).unwrap();
+            let request = signed(&sender(Value::Null), &secret(), BODY);
+            let answered = send(&service, request).await;
+            assert_eq!(
+                (answered.status.as_u16(), &answered.body[..]),
+                (status, body.as_bytes())
+            );
+        }
     }
 }
 

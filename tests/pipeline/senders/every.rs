@@ -283,3 +283,206 @@ async fn odd_requests_to_every_line_are_answered_and_cause_no_panic() {
         }
     }
 }
+
+/// Profiles whose key stands in a header that is not signed, and whose equal bodies under other keys are refused all the
+/// same, with the reason.
+#[cfg(feature = "moka")]
+const ONE_EVENT: [(&str, &str); 2] = [
+    (
+        "linear",
+        "the body has a time, so that equal bodies are one event",
+    ),
+    (
+        "zerohash",
+        "a time is signed, and no source says that bodies repeat",
+    ),
+];
+
+/// A body with the event type `a`, a time, and the token of those that have one there.
+#[cfg(feature = "moka")]
+fn body_of(description: &Value, token: &str) -> String {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    let mut body = json!({"id": "1", "webhookTimestamp": now, "passcode": token});
+    let kind = &description["kind"];
+    let mut places = [kind, &kind["at"], &kind[0]].into_iter();
+    let kind = places.find_map(Value::as_str).unwrap_or_default();
+    if let Some(pointer) = kind.strip_prefix('/') {
+        let at = pointer.split('/').fold(&mut body, |at, name| &mut at[name]);
+        *at = json!("a");
+    }
+    body.to_string()
+}
+
+/// What becomes of deliveries of one body: the status, and whether it was handled.
+#[cfg(feature = "moka")]
+async fn deliver_equal_bodies(name: &str, of: &[Option<&'static str>]) -> Vec<(u16, bool)> {
+    let (description, sender) = (described_as(name), named(name));
+    let signature = &description["signature"];
+    let algorithm = signature["algorithm"].as_str().unwrap();
+    let token = keys(algorithm)[0];
+    let [signing, verifying] = keys(algorithm).map(|it| Secret::new(it).unwrap());
+    let webhooks = Webhooks::new(verifying).sender(sender.clone());
+    let (service, _) = webhooks.start(service_fn(event)).unwrap();
+    let body = body_of(&description, token);
+    let place = signature["headers"][0].as_str().unwrap();
+    let mut ends = Vec::new();
+    for key in of {
+        let key = key.and_then(|key| IdempotencyKey::new(HeaderValue::from_static(key)));
+        let delivery = RawDelivery::new(EventKind::from_static("a"), body.clone()).with_key(key);
+        let mut request = post(body.clone());
+        *request.headers_mut() = sender.sign(&signing, &delivery).unwrap();
+        if algorithm == "token" && !place.starts_with('/') {
+            let token = match signature["coding"].as_str() {
+                Some("base64") => BASE64_STANDARD.encode(token),
+                _ => token.to_owned(),
+            };
+            let prefix = signature["prefix"].as_str().unwrap_or_default();
+            let header: HeaderName = place.parse().unwrap();
+            let value = format!("{prefix}{token}").parse().unwrap();
+            request.headers_mut().insert(header, value);
+        }
+        let answered = send(&service, request).await;
+        let is_new = answered.header("idempotent-replayed").is_none();
+        let status = answered.status.as_u16();
+        ends.push((status, status == 200 && is_new));
+    }
+    ends
+}
+
+/// An event that is lost is worse than one that somebody who has read it sends again.
+#[cfg(feature = "moka")]
+#[tokio::test]
+async fn equal_bodies_under_other_keys_are_handled_unless_a_profile_has_a_reason() {
+    let mut refused = Vec::new();
+    let mut keyed = 0;
+    for name in Sender::PROFILES {
+        let description = described_as(name);
+        if description["key"]
+            .as_str()
+            .is_none_or(|key| key.starts_with('/'))
+        {
+            continue;
+        }
+        keyed += 1;
+        let (one, other) = (Some("key-a"), Some("key-b"));
+        let ends = deliver_equal_bodies(name, &[one, one, other]).await;
+        assert_eq!(ends[..2], [(200, true), (200, false)], "{name}");
+        let is_refused = ends[2] == (422, false);
+        assert!(is_refused || ends[2] == (200, true), "{name}: {ends:?}");
+        refused.extend(is_refused.then_some(*name));
+        let sender = named(name);
+        // A signed key cannot be changed by others.
+        let says_so = sender.has_equal_bodies() || sender.covers_key();
+        assert_ne!(says_so, is_refused, "{name}");
+    }
+    let expected: Vec<_> = ONE_EVENT.iter().map(|(name, _)| *name).collect();
+    assert_eq!(refused, expected);
+    assert!(keyed > 20, "{keyed}");
+}
+
+#[cfg(feature = "moka")]
+#[tokio::test]
+async fn equal_bodies_without_a_key_are_one_event_unless_the_profile_says_otherwise() {
+    let mut different = Vec::new();
+    for name in Sender::PROFILES {
+        let description = described_as(name);
+        if description["key"] != Value::Null || description["batch"] != Value::Null {
+            continue;
+        }
+        let ends = deliver_equal_bodies(name, &[None, None]).await;
+        assert_eq!(ends[0], (200, true), "{name}");
+        assert_eq!(ends[1], (200, named(name).has_equal_bodies()), "{name}");
+        different.extend(ends[1].1.then_some(*name));
+    }
+    // Of a token, no replay is known: whoever has it can send any body.
+    let tokens = ["alertmanager", "figma", "huggingface", "postmark"];
+    let others: Vec<_> = different.iter().filter(|it| !tokens.contains(it)).collect();
+    assert_eq!(others, [&"dropbox", &"grafana", &"grafana-timestamp"]);
+    assert_eq!(different.len() - others.len(), tokens.len());
+}
+
+/// Senders whose retries have a new time, as they or their libraries say: these refuse old ones, sooner than retries end.
+const NEW_TIME: [&str; 5] = ["svix", "stripe", "slack", "paddle", "calendly"];
+
+#[test]
+fn windows_last_as_long_as_retries_may_repeat_the_same_time() {
+    let (mut with_retries, mut repeating) = (0, 0);
+    for name in Sender::PROFILES {
+        let description = described_as(name);
+        let (time, policy) = (
+            &description["signature"]["timestamp"],
+            &description["policy"],
+        );
+        let (retries, repeats) = (policy["retry-for"].as_u64(), policy["repeats-for"].as_u64());
+        let Some(past) = time["past"].as_u64() else {
+            assert_eq!(repeats, None, "{name}: without a time, there is no window");
+            continue;
+        };
+        if let Some(repeats) = repeats {
+            repeating += 1;
+            assert!(past >= repeats && retries >= Some(repeats), "{name}");
+        }
+        if let Some(retries) = retries {
+            with_retries += 1;
+            assert_ne!(past >= retries, NEW_TIME.contains(name), "{name}");
+        }
+    }
+    // Without the feature `public-keys`, there are fewer.
+    assert!(
+        with_retries >= 15 && repeating >= 5,
+        "{with_retries}, {repeating}"
+    );
+}
+
+/// Those that take a captured delivery again for as long as its time counts, because its key is not signed, and equal
+/// bodies are different events.
+const TAKEN_AGAIN: [(&str, u64); 3] = [
+    ("grafana-timestamp", 300),
+    ("sanity", 300),
+    ("zendesk", 86_400),
+];
+
+#[test]
+fn within_a_window_a_captured_delivery_is_a_duplicate() {
+    let mut again = Vec::new();
+    for name in Sender::PROFILES {
+        let description = described_as(name);
+        let Some(past) = description["signature"]["timestamp"]["past"].as_u64() else {
+            continue;
+        };
+        if !named(name).covers_key() && description["equal-bodies"] == true {
+            again.push((*name, past));
+        }
+    }
+    assert_eq!(again, TAKEN_AGAIN);
+}
+
+/// Without such a limit, what is larger than 1 MiB is refused, and sent again in vain.
+#[tokio::test]
+async fn bodies_may_be_as_large_as_their_senders_say() {
+    let mib = |count: usize| Some(count * 1024 * 1024);
+    let expected = [
+        ("github", mib(25)),
+        ("meta", mib(3)),
+        ("gitlab", mib(25)),
+        ("gitlab-signed", mib(25)),
+        ("postmark", mib(50)),
+    ];
+    let limits = Sender::PROFILES
+        .iter()
+        .map(|name| (*name, named(name).max_body()));
+    let limits: Vec<_> = limits.filter(|(_, limit)| limit.is_some()).collect();
+    assert_eq!(limits, expected);
+
+    let mail = Documented::all()
+        .into_iter()
+        .find(|it| it.r#type == "Inbound")
+        .unwrap();
+    let attached = mail
+        .body
+        .replace("VGhpcyBpcyBhdH", &"A".repeat(2 * 1024 * 1024));
+    assert!(attached.len() > 2 * 1024 * 1024);
+    let secret = Secret::new(mail.secret.as_str()).unwrap();
+    let answered = receive(secret, &mail.sender_at(mail.now), mail.request(attached)).await;
+    assert_eq!(answered.status, 200, "{answered:?}");
+}

@@ -45,6 +45,8 @@ add("alertmanager", { status: "firing", groupKey: "{}" }, "firing", null, () => 
 add("anthropic", { type: "session.status_idled", id: "wevt_1" }, "session.status_idled", ID, webhook(KEY), { secret: WHSEC });
 add("asana", { events: [{ action: "changed", created_at: RFC3339, resource: { gid: "1", resource_type: "task" } }] }, "asana", null, (body) => ({ "x-hook-signature": hmac(body) }));
 add("calcom", { triggerEvent: "BOOKING_CREATED", createdAt: RFC3339, payload: { uid: "u1" } }, "BOOKING_CREATED", joined("BOOKING_CREATED", RFC3339, "u1"), (body) => ({ "x-cal-signature-256": hmac(body) }));
+// A payload template of one's own needs no triggerEvent.
+add("calcom", { title: "Lunch", createdAt: RFC3339 }, "calcom", null, (body) => ({ "x-cal-signature-256": hmac(body) }));
 add("calendly", { event: "invitee.created", created_at: RFC3339, payload: { uri: "https://api.calendly.com/1" } }, "invitee.created", joined("invitee.created", "https://api.calendly.com/1", RFC3339), pair("calendly-webhook-signature", SECONDS, "v1", dotted));
 add("chargebee", { id: "ev_1", event_type: "customer_created" }, "customer_created", "ev_1", () => ({ authorization: `Basic ${Buffer.from("user:pass").toString("base64")}` }), { secret: "user:pass" });
 add("checkout", { id: "evt_1", type: "payment_approved", data: { id: "pay_1" } }, "payment_approved", "evt_1", (body) => ({ "cko-signature": hmac(body) }));
@@ -86,6 +88,8 @@ add("paystack", { event: "charge.success", data: { id: 302961 } }, "charge.succe
 add("persona", { data: { id: "evt_1", attributes: { name: "inquiry.completed", payload: { data: { id: "inq_1" } } } } }, "inquiry.completed", "evt_1", (body) => ({ "persona-signature": `t=${SECONDS},v1=${hmac("another")} t=${SECONDS},v1=${hmac(dotted(SECONDS, body))}` }));
 add("polar", { type: "order.created" }, "order.created", ID, webhook("polar_whs_text"), { secret: "polar_whs_text" });
 add("postmark", { RecordType: "Bounce", MessageID: "m1" }, "Bounce", null, () => ({ authorization: `Basic ${Buffer.from("user:pass").toString("base64")}` }), { secret: "user:pass" });
+// postmarkapp.com/developer/webhooks/inbound-webhook: mail that comes in has no RecordType.
+add("postmark", { FromName: "Postmarkapp Support", MessageStream: "inbound", From: "support@postmarkapp.com", To: "\"Firstname Lastname\" <yourhash+SampleHash@inbound.postmarkapp.com>", Subject: "Test subject", MessageID: "73e6d360-66eb-11e1-8e72-a8904824019b", MailboxHash: "SampleHash", TextBody: "This is a test text body.", Attachments: [{ Name: "test.txt", Content: "VGhpcyBpcyBhdHRhY2htZW50IGNvbnRlbnRzLCBiYXNlLTY0IGVuY29kZWQu", ContentType: "text/plain", ContentLength: 45 }] }, "Inbound", null, () => ({ authorization: `Basic ${Buffer.from("user:pass").toString("base64")}` }), { secret: "user:pass" });
 add("pusher", { time_ms: 1790000000000, events: [{ name: "channel_occupied", channel: "c1" }] }, "pusher", null, (body) => ({ "x-pusher-key": "k", "x-pusher-signature": hmac(body) }));
 add("pylon", { a: 1 }, "pylon", null, (body) => ({ "pylon-webhook-timestamp": SECONDS, "pylon-webhook-signature": `hs256=${hmac(dotted(SECONDS, body))}` }));
 add("razorpay", { event: "payment.captured", payload: { payment: { entity: { id: "pay_1" } } } }, "payment.captured", ID, (body) => ({ "x-razorpay-event-id": ID, "x-razorpay-signature": hmac(body) }));
@@ -111,6 +115,8 @@ add("woocommerce", { id: 727 }, "order.updated", "1", (body) => ({ "x-wc-webhook
 add("workos", { id: "event_1", event: "dsync.user.created" }, "dsync.user.created", "event_1", (body) => ({ "workos-signature": `t=${MILLIS}, v1=${hmac(dotted(MILLIS, body))}` }));
 add("xero", { events: [{ resourceId: "r1", eventCategory: "INVOICE", eventType: "UPDATE" }] }, "xero", null, (body) => ({ "x-xero-signature": hmac(body, "base64") }));
 add("zendesk", { type: "zen:event-type:user.created", detail: { id: "1" } }, "zen:event-type:user.created", ID, (body) => ({ "x-zendesk-webhook-invocation-id": ID, "x-zendesk-webhook-signature-timestamp": RFC3339, "x-zendesk-webhook-signature": hmac(RFC3339 + body, "base64") }));
+// A trigger sends the body that its owner has written.
+add("zendesk", { ticket: "35436" }, "zendesk", ID, (body) => ({ "x-zendesk-webhook-invocation-id": ID, "x-zendesk-webhook-signature-timestamp": RFC3339, "x-zendesk-webhook-signature": hmac(RFC3339 + body, "base64") }));
 add("zerohash", { a: 1 }, "account_balance.changed", ID, (body) => ({ "x-zh-hook-notification-id": ID, "x-zh-hook-payload-type": "account_balance.changed", "x-zh-hook-timestamp": MILLIS, "x-zh-hook-signature": hmac(body + MILLIS) }));
 
 deliveries.sort((one, other) => (one.name < other.name ? -1 : 1));

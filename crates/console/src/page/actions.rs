@@ -1,5 +1,7 @@
 //! What operators and others did, and changes of all that match.
 
+use std::time::SystemTime;
+
 use maud::{Markup, html};
 use tower_webhook::inbox::{Action, ActionKind, Bulk, BulkState, EventState, Scope, Selection};
 
@@ -11,12 +13,14 @@ use super::parts::{head, who_field};
 use super::text::{ago, clip, count, full_time, scope};
 use super::view::View;
 
-/// A page of the actions that are sought, newest first, and before which one the next page goes on.
+/// A page of the actions that are sought, newest first, and before which one the next page goes on. A search that took too
+/// long has `reached` a time.
 pub(in super::super) fn actions(
     view: &View,
     sought: &Sought,
     actions: &[Action],
     next: Option<i64>,
+    reached: Option<SystemTime>,
 ) -> Markup {
     let content = html! {
         div.title { h1 { "Actions" } }
@@ -24,8 +28,8 @@ pub(in super::super) fn actions(
             p.quiet { "Who changed what, and why, newest first. Actions are kept for 90 days." }
             (form(view, sought))
             div #rows data-live {
-                @if actions.is_empty() { p { "None." } }
-                @else {
+                @if actions.is_empty() && reached.is_none() { p { "None." } }
+                @else if !actions.is_empty() {
                     table {
                         (head(&["When", "Who", "What", "Of what", "#Changed", "Reason"]))
                         tbody {
@@ -43,8 +47,10 @@ pub(in super::super) fn actions(
                     }
                 }
             }
+            @if let Some(reached) = reached { p #reached { "The search has reached " (full_time(reached)) "." } }
             @if let Some(before) = next {
-                div.pages { a href=(view.url(format_args!("/actions?{}before={before}", sought.query()))) rel="next" { "Older actions" } }
+                @let text = if reached.is_some() { "Search older actions" } else { "Older actions" };
+                div.pages { a href=(view.url(format_args!("/actions?{}before={before}", sought.query()))) rel="next" { (text) } }
             }
         }
     };

@@ -176,19 +176,19 @@ fn summary(view: &View, record: &EventRecord) -> Markup {
                 dt { "Batch" }
                 dd #item {
                     (item)
-                    @if !record.others.is_empty() { "; the others:" }
-                    @for (number, id) in record.others.iter().take(OTHERS) {
+                    @match record.others.len() {
+                        0 => {}
+                        others if others + 1 < item.count() as usize => "; others near it:",
+                        _ => "; the others:",
+                    }
+                    @for (number, id) in &record.others {
                         " " a href=(view.url(format_args!("/events/{id}"))) { (number) }
                     }
-                    @if record.others.len() > OTHERS { " …" }
                 }
             }
         }
     }
 }
-
-/// The number of other items of a batch that are linked.
-const OTHERS: usize = 20;
 
 /// The start of a header's value, which may be as long as all headers of a request.
 fn start(value: &[u8], most: usize) -> String {

@@ -23,7 +23,7 @@ pub(in super::super) fn forget(
         .flat_map(|it| it.chats.keys().map(String::as_str))
         .collect();
     chats.extend(is_chat.then_some(wanted));
-    let events = |chat: &str| found.and_then(|found| found.chats.get(chat));
+    let is_searched = found.is_some_and(|found| !found.is_done);
     let content = html! {
         div.title { h1 { "Forget a person" } }
         section {
@@ -42,8 +42,10 @@ pub(in super::super) fn forget(
             }
         }
         @if !wanted.is_empty() {
-            section {
-                div #progress data-live[found.is_some_and(|found| !found.is_done)] {
+            // A form that is replaced would lose the choice of chats, and one before the end delete only some. `data-last` has
+            // the script leave it alone.
+            section #result data-live[is_searched] data-last[!is_searched] {
+                div #progress {
                     @if let Some(found) = found {
                         p role="status" {
                             (count(found.events)) @if found.events == 1 { " event has" } @else { " events have" } " the text"
@@ -60,23 +62,13 @@ pub(in super::super) fn forget(
                         @if found.chats.len() >= MOST_CHATS { p { "More chats may have it: forget these first, and search again." } }
                     }
                 }
-                @if chats.is_empty() { p #chats data-live { "No chat was found." } }
+                @if is_searched {
+                    @if !chats.is_empty() { div #chats { (table(view, &chats, found, false)) } }
+                    p { "The chats can be selected once the search has ended." }
+                } @else if chats.is_empty() { p #chats { "No chat was found." } }
                 @else {
                     form method="post" action=(view.url("/forget")) {
-                        div #chats data-live[found.is_some_and(|found| !found.is_done)] {
-                            table {
-                                (head(&["Forget", "Chat", "#Events with the text"]))
-                                tbody {
-                                    @for chat in &chats {
-                                        tr {
-                                            td { input type="checkbox" name="chat" checked value=(escaped(chat)) aria-label={ "Forget chat " (clip(chat, 60)) }; }
-                                            td.wide { a href=(view.chat(chat)) { (clip(chat, 60)) } }
-                                            td.number data-label="Events" { @if let Some(events) = events(chat) { (count(*events)) } }
-                                        }
-                                    }
-                                }
-                            }
-                        }
+                        div #chats { (table(view, &chats, found, true)) }
                         @if view.can_change() {
                             div.row {
                                 (who_field(view))
@@ -97,4 +89,26 @@ pub(in super::super) fn forget(
         }
     };
     view.page("Forget a person", "/forget", &content)
+}
+
+/// The chats, with a box for each if they can be selected.
+fn table(view: &View, chats: &BTreeSet<&str>, found: Option<&Found>, has_boxes: bool) -> Markup {
+    let events = |chat: &str| found.and_then(|found| found.chats.get(chat));
+    let columns = ["Forget", "Chat", "#Events with the text"];
+    html! {
+        table {
+            (head(if has_boxes { &columns } else { &columns[1..] }))
+            tbody {
+                @for chat in chats {
+                    tr {
+                        @if has_boxes {
+                            td { input type="checkbox" name="chat" checked value=(escaped(chat)) aria-label={ "Forget chat " (clip(chat, 60)) }; }
+                        }
+                        td.wide { a href=(view.chat(chat)) { (clip(chat, 60)) } }
+                        td.number data-label="Events" { @if let Some(events) = events(chat) { (count(*events)) } }
+                    }
+                }
+            }
+        }
+    }
 }

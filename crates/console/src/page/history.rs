@@ -61,6 +61,10 @@ const LINES: [Line; 6] = [
 /// The most rows of the table: those of a day.
 const ROWS: usize = 48;
 
+/// The number of event types that have links, and of those that are offered where one is typed.
+const TYPES: usize = 10;
+const OFFERED: usize = 100;
+
 /// The number of reasons of refusals that are shown.
 const REASONS: usize = 20;
 
@@ -179,13 +183,9 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
             }
         }
     };
-    let types = types
-        .iter()
-        .filter(|of| is_short(&of.kind))
-        .take(10)
-        .cloned()
-        .map(Chosen::of);
-    let all = [Chosen::default()].into_iter().chain(types);
+    let types: Vec<_> = types.iter().filter(|of| is_short(&of.kind)).collect();
+    let first = types.iter().take(TYPES).copied().cloned();
+    let all = [Chosen::default()].into_iter().chain(first.map(Chosen::of));
     html! {
         div.title {
             h1 { "History" }
@@ -198,6 +198,17 @@ fn choices(view: &View, range: &Range, chosen: &Chosen, types: &BTreeSet<EventTy
                 }
             }
             ul.tiles { @for it in all { (link(range.name, &it, it.name().as_deref().unwrap_or("all types"), it == *chosen)) } }
+            @if types.len() > TYPES {
+                form.row method="get" action=(view.url("/history")) {
+                    @match &range.day {
+                        Some((day, _)) => input type="hidden" name="day" value=(day);,
+                        None => input type="hidden" name="range" value=(range.name);,
+                    }
+                    input #type name="type" list="types" required aria-label="Event type" autocomplete="off";
+                    datalist #types { @for of in types.iter().take(OFFERED) { option value=(of) {} } }
+                    button { "Show the type" }
+                }
+            }
         }
     }
 }

@@ -166,7 +166,7 @@ pub(in super::super) fn kinds(view: &View, lately: &Lately, page: usize) -> Mark
     let content = html! {
         div.title { h1 { "Event types" } }
         section {
-            p.quiet { (count(rows.len() as u64)) " kinds, worst first." }
+            p.quiet { (count(rows.len() as u64)) " types, worst first." }
             div #kinds-table data-live { (table(view, &rows[first..last], stats, true)) }
             @if let Some(stats) = stats.filter(|_| view.can_change()) { (routes(view, stats, &rows, usize::MAX)) }
             div.pages {
@@ -178,7 +178,7 @@ pub(in super::super) fn kinds(view: &View, lately: &Lately, page: usize) -> Mark
     view.page("Event types", "/", &content)
 }
 
-/// The rows in a table. A plain one has no charts, and one link in each row.
+/// The rows in a table. A plain one has no charts, and two links in each row.
 pub(super) fn table(
     view: &View,
     rows: &[Row<'_>],
@@ -230,7 +230,7 @@ fn kind(view: &View, row: &Row<'_>, stats: Option<&Stats>, is_plain: bool) -> Ma
             @if view.console.inbox.is_some() { (counts(view, row, is_plain)) }
             td data-label="Handled" {
                 @if let Some(hour) = row.hour {
-                    @if is_plain { (count(hour.sum())) " " } @else { (sparkline(hour)) }
+                    @if is_plain { (count(hour.sum())) " " (history(view, &row.of)) " " } @else { (sparkline(hour)) }
                     @let failed = hour.failed_attempts;
                     @if failed > 0 { small.bad { (count(failed)) @if failed == 1 { " attempt" } @else { " attempts" } " failed" } }
                 }
@@ -250,6 +250,16 @@ fn kind(view: &View, row: &Row<'_>, stats: Option<&Stats>, is_plain: bool) -> Ma
             @if view.can_change() {
                 td { @if row.stats.is_some() || row.hour.is_some() { (pause(view, &own, view.is_paused(&own))) } }
             }
+        }
+    }
+}
+
+/// The link to the history of a type.
+fn history(view: &View, of: &EventType) -> Markup {
+    let (route, kind) = (encode(of.route.as_str()), encode(of.kind.as_str()));
+    html! {
+        @if is_short(&of.kind) {
+            a href=(view.url(format_args!("/history?route={route}&kind={kind}"))) aria-label={ "History of " (name(&of.route, &of.kind)) } { "History" }
         }
     }
 }
@@ -361,7 +371,7 @@ fn sparkline(hour: &Hour) -> Markup {
     html! {
         span.number { (count(sum)) }
         " "
-        svg.spark viewBox="0 0 30 20" preserveAspectRatio="none" width="120" height="20" role="img"
+        svg.spark viewBox="0 0 30 20" preserveAspectRatio="none" role="img"
             aria-label={ (sum) " handled in the last hour" } {
             path d=(path) {}
         }

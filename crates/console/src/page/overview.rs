@@ -228,10 +228,10 @@ fn failed(view: &View, why: &Causes) -> Markup {
                 div.head { h2 { "Why events have failed" } a.end href=(all) { "All that have failed" } }
                 table {
                     (head(&["#Events", "#Chats", "First", "Last", "Type", "Reason"]))
-                    tbody { @for cause in &why.causes { (row(view, cause)) } }
+                    tbody { @for cause in &why.causes { (row(view, cause, why.is_more)) } }
                 }
                 @if why.others > 0 {
-                    p { a href=(all) { (count(why.others)) " more" } " have failed for other reasons." }
+                    p { a href=(all) { @if why.is_more { "At least " } (count(why.others)) " more" } " have failed for other reasons." }
                 }
                 @if why.is_more { p.quiet { "Of the newest " (count(why.events)) " that have failed." } }
             }
@@ -239,7 +239,9 @@ fn failed(view: &View, why: &Causes) -> Markup {
     }
 }
 
-fn row(view: &View, cause: &Cause) -> Markup {
+/// `is_more` if older events may have the cause, too.
+fn row(view: &View, cause: &Cause, is_more: bool) -> Markup {
+    let least = if is_more { "at least " } else { "" };
     let shape = cause.shape.map(|shape| shape.to_string());
     let mut query = vec![
         ("state", "failed"),
@@ -249,8 +251,8 @@ fn row(view: &View, cause: &Cause) -> Markup {
     query.extend(shape.as_deref().map(|shape| ("shape", shape)));
     html! {
         tr {
-            td.number data-label="Events" { a href=(view.events(&query)) { (count(cause.events)) } }
-            td.number data-label="Chats" { (count(cause.chats)) }
+            td.number data-label="Events" { a href=(view.events(&query)) { (least) (count(cause.events)) } }
+            td.number data-label="Chats" { (least) (count(cause.chats)) }
             td data-label="First" { (time(cause.first)) }
             td data-label="Last" { (time(cause.last)) }
             td { (name(&cause.route, &cause.kind)) }

@@ -82,6 +82,11 @@ pub(super) fn minute(at: SystemTime) -> Markup {
     html! { time { (&date(at)[12..17]) } }
 }
 
+/// The same, which is shown in the zone of the browser, too. A forecast would change with each second.
+pub(super) fn clock(at: SystemTime) -> Markup {
+    html! { time datetime={ (&datetime(at)[..16]) "Z" } { (&date(at)[12..17]) } }
+}
+
 /// Formats a day such as `20 Nov`.
 pub(super) fn day(at: SystemTime) -> Markup {
     html! { time { (&date(at)[..6]) } }

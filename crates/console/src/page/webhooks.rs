@@ -9,7 +9,7 @@ use tower_webhook::telemetry::{Silent, Spent};
 use super::super::lately::Lately;
 use super::causes::{Cause, Level, names};
 use super::overview::Observed;
-use super::text::{clip, count, long, minute, name};
+use super::text::{clip, clock, count, long, name};
 use super::view::View;
 
 /// The share of a limit, or of the requests of a route, from which on failures are a cause.
@@ -48,7 +48,7 @@ fn forecast(spent: &Spent) -> Markup {
             Some(left) if left.is_zero() => "The sender has probably disabled the webhook: enable it there when the cause is fixed.",
             Some(left) => {
                 "It is not disabled yet. If deliveries go on failing like this, the sender disables the webhook in " (long(left))
-                @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
+                @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (clock(at)) }
                 "."
             },
             None => "Failures have stopped, or are too slow to reach the limit.",
@@ -90,7 +90,7 @@ pub(super) fn swapped(view: &View, lately: &Lately) -> Option<Cause> {
     let (((route, secret), last), others) = swapped.split_first()?;
     let text = html! {
         "Requests to " b { (route) } " are refused, and would match " b { (clip(secret, 200)) } ", the last at "
-        (minute(super::history::start(**last)))
+        (clock(super::history::start(**last)))
         ": their sender has the URL or the secret of the other route. They are lost unless it sends them again: correct its webhook."
         @if !others.is_empty() { " Also at " (names(others.iter().map(|((route, _), _)| route.to_string()))) "." }
     };

@@ -12,7 +12,7 @@ use tower_webhook::{EventKind, IdempotencyKey, RouteName};
 pub(crate) struct Options {
     /// The inbox, as in `run --inbox`: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. While it is set, `receiver run` uses this
+    /// `postgres://HOST,HOST/DATABASE` names several servers, of which one takes writes. Pass a URL with a password in the environment variable WEBHOOK_INBOX. While it is set, `receiver run` uses this
     /// inbox, too.
     #[arg(
         long,
@@ -221,8 +221,8 @@ pub(crate) struct Matching {
     /// Events that were accepted at the route of this name; repeat it for several
     #[arg(long, value_name = "NAME")]
     route: Vec<RouteName>,
-    /// Events of this kind; repeat it for several
-    #[arg(long, value_name = "KIND")]
+    /// Events of this type, without its route; repeat it for several
+    #[arg(long = "type", alias = "kind", value_name = "TYPE")]
     kind: Vec<EventKind>,
     /// Events of the chat with this id
     #[arg(long, value_name = "ID", value_parser = chat)]

@@ -115,7 +115,7 @@ async fn unknown(inbox: &Inbox, named: &Filter) -> anyhow::Result<Vec<String>> {
                 match kind.as_str() {
                     text if text == its.as_str() => Some(of.to_string()),
                     text if text == route.as_str() => Some(format!("{route}/")),
-                    text if text == of.to_string() => Some(format!("--route {route} --kind {its}")),
+                    text if text == of.to_string() => Some(format!("--route {route} --type {its}")),
                     _ => None,
                 }
             },

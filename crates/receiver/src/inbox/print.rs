@@ -12,7 +12,7 @@ use tower_webhook::inbox::{
 };
 use tower_webhook::{EventKind, EventType};
 
-use crate::json::line_with_payload;
+use crate::json::{Batch, line_with_payload};
 use crate::text::{is_control, printable};
 
 /// The longest text in a column.
@@ -33,7 +33,7 @@ pub(crate) fn preview(events: &[EventSummary], count: usize) -> io::Result<()> {
 }
 
 fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> {
-    let head = ["ID", "STATE", "KIND", "CHAT", "KEY", "ACCEPTED", "FAILURES"].map(str::to_owned);
+    let head = ["ID", "STATE", "TYPE", "CHAT", "KEY", "ACCEPTED", "FAILURES"].map(str::to_owned);
     let rows = events.iter().map(|event| {
         [
             event.id.to_string(),
@@ -91,7 +91,7 @@ pub(crate) fn lanes(lanes: &[BlockedLane]) -> io::Result<()> {
     if lanes.is_empty() {
         return writeln!(out, "no chat waits for an event that has failed");
     }
-    let head = ["EVENT", "STATE", "KIND", "CHAT", "SINCE", "WAITING"].map(str::to_owned);
+    let head = ["EVENT", "STATE", "TYPE", "CHAT", "SINCE", "WAITING"].map(str::to_owned);
     let rows = lanes.iter().map(|lane| {
         let event = &lane.event;
         [
@@ -318,17 +318,6 @@ struct Record<'a> {
     payload_hex: Option<String>,
 }
 
-/// The place of an event in a batch.
-#[derive(Serialize)]
-struct Batch {
-    item: u32,
-    items: u32,
-    /// What is kept of its delivery, a JSON object.
-    kept: Option<Value>,
-    /// The numbers of the other events: up to 100.
-    others: Vec<i64>,
-}
-
 #[derive(Serialize)]
 struct PastFailure<'a> {
     at: i64,
@@ -346,11 +335,9 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
     let payload = body.and_then(text);
     let record = Record {
         summary: Summary::of(&record.summary),
-        batch: record.item.as_ref().map(|item| Batch {
-            item: item.number(),
-            items: item.count(),
-            kept: item.kept().and_then(|kept| serde_json::from_str(kept).ok()),
-            others: record.others.iter().map(|(_, id)| id.0).collect(),
+        batch: record.item.as_ref().map(|item| {
+            let others = record.others.iter().map(|(_, id)| id.0);
+            Batch::of(item, Some(others.collect()))
         }),
         headers: record
             .headers
@@ -380,9 +367,6 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
         None => line(&mut out, &record),
     }
 }
-
-/// The number of other items of a batch that are shown.
-const OTHERS: usize = 20;
 
 /// `ahead` is the event for which it waits.
 pub(crate) fn record(record: &EventRecord, ahead: Option<&EventSummary>) -> io::Result<()> {
@@ -422,13 +406,15 @@ pub(crate) fn record(record: &EventRecord, ahead: Option<&EventSummary>) -> io::
     }
     if let Some(item) = &record.item {
         write!(out, "batch     {item}")?;
-        let others = record.others.iter().take(OTHERS);
-        for (at, (number, id)) in others.enumerate() {
-            let before = if at == 0 { "; event" } else { "," };
+        for (at, (number, id)) in record.others.iter().enumerate() {
+            let before = match at {
+                0 if record.others.len() + 1 < item.count() as usize => "; near it, event",
+                0 => "; event",
+                _ => ",",
+            };
             write!(out, "{before} {id} is item {number}")?;
         }
-        let rest = record.others.len().saturating_sub(OTHERS);
-        writeln!(out, "{}", if rest > 0 { ", …" } else { "" })?;
+        writeln!(out)?;
         if let Some(kept) = item.kept() {
             writeln!(out, "kept      {}", printable_json(kept))?;
         }

@@ -14,7 +14,6 @@ async fn main() -> anyhow::Result<()> {
     serve(move |message: Message| {
         let (broker, queue) = (broker.clone(), queue.clone());
         async move {
-            let id = message.unique_id()?;
             let kind = MessageAttributeValue::builder()
                 .data_type("String")
                 .string_value(message.kind)
@@ -23,7 +22,7 @@ async fn main() -> anyhow::Result<()> {
                 .send_message()
                 .queue_url(queue)
                 .message_group_id(message.chat)
-                .message_deduplication_id(id)
+                .message_deduplication_id(message.unique_id)
                 .message_attributes("kind", kind)
                 .message_body(String::from_utf8(message.body)?)
                 .send()

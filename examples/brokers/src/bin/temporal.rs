@@ -26,8 +26,7 @@ async fn main() -> anyhow::Result<()> {
         let (client, workflows) = (client.clone(), workflows.clone());
         async move {
             // In the path, Temporal takes `%2F` for a `/`, and finds nothing there.
-            let id = message.unique_id()?;
-            let id = id.replace('%', "%25").replace('/', "%2F");
+            let id = message.unique_id.replace('%', "%25").replace('/', "%2F");
             let workflow = json!({
                 "workflowType": {"name": message.kind},
                 "taskQueue": {"name": "webhooks"},

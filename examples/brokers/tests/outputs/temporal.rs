@@ -74,7 +74,9 @@ impl Temporal {
                 let id = workflow["execution"]["workflowId"].as_str().unwrap();
                 let event = Event::of_key(&id.replace("%2F", "/"));
                 assert_eq!(workflow["memo"]["fields"]["chat"], Event::chat(event.chat));
+                // The fraction has as many digits as it needs, and with a `Z` behind it, a shorter one would sort later.
                 let started = workflow["startTime"].as_str().unwrap();
+                let started = started.strip_suffix('Z').unwrap();
                 workflows.push((started.to_owned(), event));
             }
             match page["nextPageToken"].as_str() {

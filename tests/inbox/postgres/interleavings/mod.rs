@@ -26,13 +26,13 @@ use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::sleep;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Lane, NewEvent, Settled, Settlement, Take, TakenEvent,
+    Accepted, EventLease, Lane, NewEvent, Settled, Settlement, Take, TakenEvent, in_delivery,
 };
 use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Queue, Scope};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
-use tower_webhook::{IdempotencyKey, RawDelivery};
+use tower_webhook::{IdempotencyKey, Item, RawDelivery};
 
 use support::database::{Database, connect, count, execute};
 use support::queue::{Calls, dead, new_event, retry, skip};
@@ -55,6 +55,8 @@ enum Op {
     Accept,
     AcceptOther,
     AcceptAgain,
+    /// Accepts three items without keys of their own, of a delivery with this key. All such deliveries have one body.
+    AcceptItems(&'static str),
     Claim,
     /// These two need the lease of an event. Its end takes the next event.
     Extend,
@@ -164,6 +166,21 @@ fn event(key: &str, retain: Duration) -> NewEvent {
     }
 }
 
+/// The items of a delivery with this key.
+fn items(key: &str) -> Arc<[NewEvent]> {
+    let delivery = i64::from(key.as_bytes()[0]);
+    let item = |number| {
+        let event = event(&format!("{key}-{number}"), 8 * DAY);
+        let item = in_delivery(Item::new(number, 3), delivery);
+        NewEvent {
+            delivery: event.delivery.with_item(item),
+            guard: Some(EventKey::new("", b"the body", key.as_bytes())),
+            ..event
+        }
+    };
+    (1..=3).map(item).collect()
+}
+
 fn held(taken: &TakenEvent) -> Held {
     let key = taken.delivery.key().unwrap().to_string();
     (key, taken.lane.is_some(), taken.lease)
@@ -256,6 +273,14 @@ impl Side {
             Op::Accept => return self.accept("8", Some(&queue::take(HOUR))).await,
             Op::AcceptOther => return self.accept("9", None).await,
             Op::AcceptAgain => return self.accept("1", Some(&queue::take(HOUR))).await,
+            Op::AcceptItems(key) => {
+                let accepted = queue.accept.accept(items(key), None).await.unwrap();
+                let name = |accepted: &Accepted| match accepted {
+                    Accepted::New { .. } => "new".to_owned(),
+                    other => format!("{other:?}"),
+                };
+                accepted.iter().map(name).collect::<Vec<_>>().join(" ")
+            }
             Op::Claim => {
                 let claims = queue.claim_of(&queue::take(HOUR), 9, 9).await;
                 return took(&claims.unwrap().events);
@@ -782,4 +807,14 @@ async fn any_order_of_points_is_one_operation_after_the_other() {
     let count = wrong.len();
     wrong.truncate(5);
     assert_eq!(count, 0, "wrong orders:\n{}", wrong.join("\n"));
+}
+
+/// Under two keys: one of them is refused, and nothing of it is stored.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_deliveries_of_one_body_one_is_stored() {
+    let ops = ["a", "b"].map(Op::AcceptItems);
+    let driver = Driver::new().await;
+    let (orders, wrong) = driver.explore(Lanes::Empty, ops, true).await;
+    assert!(orders > 4, "no operation is held");
+    assert!(wrong.is_empty(), "wrong orders:\n{}", wrong.join("\n"));
 }
