@@ -541,7 +541,7 @@ async fn a_search_goes_on_by_itself() {
             page.goto(&format!("{url}/events")).await;
             page.set("#payload", "STUCK").await;
             page.follow(FIND).await;
-            page.until_text("#rest", |text| !text.contains("Search"))
+            page.until_text("#rest", |text| !text.contains("Continue search"))
                 .await;
             assert_eq!(page.rows().await, 3);
             // The figures of the first step do not replace them.
