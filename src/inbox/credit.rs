@@ -457,9 +457,9 @@ impl Credits {
         shares
     }
 
-    /// Splits the room for types that fail among those that may begin calls. If there are more types than room, those with
-    /// the fewest calls have it, and of equals those to which it was offered longest ago. If they have no events, the next
-    /// claim offers it to others.
+    /// Splits the room for failing types that may begin calls. If there are more types than room, the types with the fewest
+    /// calls get it; between equals, it goes to the types that were offered it longest ago. If these have no events, the
+    /// next claim offers it to others.
     fn split(&mut self, room: usize, calls: &mut [usize]) {
         let (claims, due_since) = (self.claims, self.due_since);
         let types = self.types.values_mut().zip(calls);

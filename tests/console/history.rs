@@ -284,7 +284,7 @@ async fn the_history_of_each_of_many_types_is_found() {
     get(&app, "/history?type=%2F")
         .await
         .is(400)
-        .shows("is no event type");
+        .shows("is not an event type");
     get(&app, "/kinds")
         .await
         .shows(r#"<a href="/history?route=chat-platform&amp;kind=type-30""#);

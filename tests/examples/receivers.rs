@@ -178,7 +178,7 @@ fn unknown_kind_is_sent_with_a_warning() {
         let sent = receiver.send("s", args);
 
         assert_eq!(sent.code, 0, "{sent:?}");
-        let warning = "warning: `chat-ratted` is no event type of the platform";
+        let warning = "warning: the platform has no event type `chat-ratted`";
         assert!(sent.err.contains(warning), "{sent:?}");
         assert!(sent.err.contains("chat-rated"), "{sent:?}");
     }

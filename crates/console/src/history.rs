@@ -278,7 +278,7 @@ pub(super) async fn history(
         Some(of) => {
             let wrong = |_| {
                 Problem::bad(format!(
-                    "`{of}` is no event type, such as `chat-rated` or `github/push`."
+                    "`{of}` is not an event type such as `chat-rated` or `github/push`."
                 ))
             };
             Chosen::of(of.parse().map_err(wrong)?)

@@ -170,7 +170,7 @@ impl Sending {
             let known = EventKind::ALL;
             let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
             eprintln!(
-                "warning: `{}` is no event type of the platform, which has {}",
+                "warning: the platform has no event type `{}`, only {}",
                 args.event,
                 known.join(", ")
             );

@@ -61,7 +61,7 @@ const LINES: [Line; 6] = [
 /// The most rows of the table: those of a day.
 const ROWS: usize = 48;
 
-/// The number of event types that have links, and of those that are offered where one is typed.
+/// The number of event types with links, and the number of types that the field offers.
 const TYPES: usize = 10;
 const OFFERED: usize = 100;
 
