@@ -630,8 +630,8 @@ mod tests {
         assert_eq!(bounds.used(), 0);
     }
 
-    /// One byte each second, so many times.
-    struct Drip(Interval, usize);
+    /// This part at each tick, so many times.
+    struct Drip(Interval, usize, &'static [u8]);
 
     impl Body for Drip {
         type Data = Bytes;
@@ -646,14 +646,14 @@ mod tests {
             }
             std::task::ready!(self.0.poll_tick(cx));
             self.1 -= 1;
-            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(self.2)))))
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_body_must_be_complete_in_time_however_steadily_it_drips() {
         let bounds = bounds(1 << 20, 1 << 20);
-        let drip = |bytes| Drip(interval(Duration::from_secs(1)), bytes);
+        let drip = |bytes| Drip(interval(Duration::from_secs(1)), bytes, b"x");
         assert_eq!(complete(drip(10), None, &bounds).await.unwrap().len(), 10);
 
         let start = Instant::now();
@@ -772,7 +772,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_body_that_is_the_slowest_itself_is_refused() {
         let bounds = bounds(100, 64);
-        let slow = Drip(interval(Duration::from_millis(50)), 40);
+        let slow = Drip(interval(Duration::from_millis(50)), 40, b"x");
         let mut slow = Box::pin(receive(slow, None, &bounds).unwrap());
         assert!((&mut slow).now_or_never().is_none());
         advance(Duration::from_millis(700)).await;
@@ -831,31 +831,11 @@ mod tests {
         }
     }
 
-    /// A part of 1 MiB after each such time.
-    struct Parts(Interval, usize);
-
-    impl Body for Parts {
-        type Data = Bytes;
-        type Error = BoxError;
-
-        fn poll_frame(
-            mut self: Pin<&mut Self>,
-            cx: &mut Context<'_>,
-        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-            static PART: [u8; 1 << 20] = [7; 1 << 20];
-            if self.1 == 0 {
-                return Poll::Ready(None);
-            }
-            std::task::ready!(self.0.poll_tick(cx));
-            self.1 -= 1;
-            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&PART)))))
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_large_body_has_time_by_what_has_arrived() {
         let bounds = bounds(25 << 20, 64 << 20);
-        let parts = |millis| Parts(interval(Duration::from_millis(millis)), 25);
+        static MEBIBYTE: [u8; 1 << 20] = [7; 1 << 20];
+        let parts = |millis| Drip(interval(Duration::from_millis(millis)), 25, &MEBIBYTE);
         let start = Instant::now();
         for declared in [None, Some(25 << 20)] {
             let body = complete(parts(1_200), declared, &bounds).await;
